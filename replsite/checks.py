@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.core.checks import CheckMessage, Error
 from django.db import connections
@@ -31,7 +32,8 @@ def check_databases(**_: Any) -> list[CheckMessage]:
             f"The database {alias!r} is {connections[alias].vendor}; replsite needs PostgreSQL.",
             hint=(
                 "Streams are built on sequences, advisory locks, NOTIFY, COPY and range types, which others lack."
-                " Set DATABASE_URL=postgres://USER:PASSWORD@HOST:PORT/NAME, or unset it to use the embedded server."
+                ' In DATABASES, name a server of PostgreSQL, or give it "ENGINE": "replsite.postgres.backend", the embedded one.'
+                " The settings of this project's own site read DATABASE_URL; without it they use the embedded server."
             ),
             id="replsite.E001",
         )
@@ -57,8 +59,20 @@ def _wrong() -> Iterator[str]:
     site = site_settings()
     yield from _wrong_writers(site.expected_writers)
     yield from _wrong_periods(site.job_periods)
+    yield from _wrong_notices(site)
     if not _are_periods(site.reader_periods):
         yield 'REPLSITE_READER_PERIODS must give readers their seconds between two runs, above 0: {"mailer": 300}.'
+
+
+def _wrong_notices(site: Any) -> Iterator[str]:
+    if site.notice_url and urlsplit(site.notice_url).scheme not in ("http", "https"):
+        yield "REPLSITE_NOTICE_URL must be an address that begins with https:// or http://."
+    if site.notice_link and not (
+        urlsplit(site.notice_link).scheme in ("http", "https") and urlsplit(site.notice_link).hostname
+    ):
+        yield "REPLSITE_NOTICE_LINK must be the site's own address, such as https://ops.example.org."
+    if unfit := [address for address in site.notice_mail if "@" not in address or any(c.isspace() for c in address)]:
+        yield f"REPLSITE_NOTICE_MAIL has {', '.join(map(repr, unfit))}: write mail addresses, with commas between them."
 
 
 def _wrong_writers(expected: Any) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """The actions of operators on streams and readers: of each the question, what it would do, and the doing.
 
 Open appends that hold a stream back are ended, or the sessions for whose locks they wait. Readers are disconnected,
-forgotten, or set to the present positions. The dead letters of readers are retried and dropped. The admin's pages
-(``replsite.dashboard.action_pages``), the HTTP API and ``manage.py streams abort`` and ``forget`` are all made of these.
+forgotten, set to the present positions, or replayed from a time or a fact. The dead letters of readers are retried and
+dropped. The admin's pages (``replsite.dashboard.action_pages``), the HTTP API and ``manage.py streams abort`` and
+``forget`` are all made of these.
 
 To disconnect a reader, the action marks the reader's row, and the server of the reader ends the connection. To retry dead
 letters, the action stores the request on the reader's cursors. The process that runs the reader then carries the request
@@ -11,10 +12,13 @@ out, even if the process of the action has the same handlers. No action waits un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from shlex import quote
 from typing import Any
 
@@ -27,16 +31,30 @@ from replsite.live_rows.reading import limits
 from replsite.live_rows.shared import SHARED
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import StreamError
-from streams.follow import ask_retry, drop_parked, forget_reader, parked_facts, resync_reader
+from streams.follow import ask_retry, drop_parked, forget_reader, parked_facts, plan_resync, resync_reader
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.lease import reader_row_key
+from streams.follow.resync_plan import sentences_of
 from streams.holds.end import blockers, end_blockers, end_holders, old_holders
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
 from streams.reading.reader_table import QUERY
 from streams.runtime.amounts import counted
+from streams.runtime.moments import moment_of
 from streams.runtime.text import safe_text
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the form on an action's page. ``name`` is that of the query parameter."""
+
+    name: str
+    label: str
+    type: str
+    value: str
+    choices: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,8 @@ class Plan:
     """None if there is nothing to do."""
     about: Any
     """The database row to which the entry in the admin's log refers."""
+    asks: Sequence[Field] = ()
+    """What the page asks for before it shows the effects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +86,10 @@ class Asked:
     by: str
     stream: str | None = None
     token: int | None = None
+    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Dead letters that were chosen from the list: tokens by stream. Takes the place of ``stream`` and ``token``."""
+    since: str = ""
+    """The time from which a reader is replayed, in any of the forms that commands take. Empty: none is given."""
 
 
 #: The most dead letters that their page lists.
@@ -139,9 +163,62 @@ def _resync(asked: Asked) -> Plan:
         "They are set to the present positions. "
         + (f"It never handles the {counted(unread, 'fact')} in between." if unread else "It has read everything."),
         "Refused while a process runs it. To set it to another place, also a lower one: "
-        f"manage.py resync reader {quote(name)} --from STREAM=TOKEN.",
+        f"manage.py resync reader {quote(name)} --from STREAM=TOKEN. To have facts handled again, replay it.",
     ]
     return Plan(f"Resync the reader {who}?", "Pass over them", sentences, carry_out, cursors[0])
+
+
+def _replay(asked: Asked) -> Plan:
+    name, cursors = asked.name, cursors_of(asked.name)
+    if not cursors:
+        raise Http404("There is no such reader with a cursor.")
+    who, title = safe_text(name), f"Replay the reader {safe_text(name)}?"
+    streams = [cursor.stream for cursor in cursors]
+    with suppress(ValueError):  # said below
+        asked = replace(asked, since=asked.since and f"{_moment(asked.since):%Y-%m-%dT%H:%M:%S}")
+    asks = [
+        Field("since", "Since (UTC)", "datetime-local", asked.since),
+        Field("token", "or after the fact", "number", "" if asked.token is None else str(asked.token)),
+        Field("stream", "of the stream", "select", asked.stream or "", streams),
+    ]
+    stands = [f"Its cursors: {_cursors(cursors)}.", *(f"It ended with: {c.error}" for c in cursors if c.error)]
+    refused = "Refused while a process runs it. The same as a command: manage.py resync reader"
+    if not asked.since and asked.token is None:
+        sentences = [
+            *stands,
+            "Its facts since a time, or after a fact, are handled again.",
+            f"{refused} {quote(name)} --since TIME.",
+        ]
+        return Plan(title, "", sentences, None, cursors[0], asks)
+    try:
+        goal, option = _goal_of(asked, streams)
+        planned = plan_resync(name, goal)
+    except (ValueError, StreamError) as error:
+        return Plan(title, "", [str(error)], None, cursors[0], asks)
+
+    def carry_out() -> str:
+        done = resync_reader(name, goal, by=asked.by)
+        moved = ", ".join(f"{new.stream} {'' if new.was is None else new.was.base} -> {new.now.base}" for new in done)
+        return f"{who} is replayed, {option}: {moved}. {' '.join(s for plan in planned for s in plan.sentences())}"
+
+    sentences = [*sentences_of(planned, goal), *stands, f"{refused} {quote(name)} {option}"]
+    return Plan(title, "Handle them again", sentences, carry_out, cursors[0], asks)
+
+
+def _goal_of(asked: Asked, streams: Sequence[str]) -> tuple[datetime | dict[str, VectorToken], str]:
+    """Returns (place from which a reader is replayed, the command's option for it). Raises ``ValueError`` for both or neither."""
+    if asked.since:
+        if asked.token is not None:
+            raise ValueError("Give a time or a fact, not both.")
+        return _moment(asked.since), f"--since {asked.since}"
+    stream = asked.stream or (streams[0] if len(streams) == 1 else None)
+    if stream is None or asked.token is None:
+        raise ValueError(f"Say of which stream the fact is: {', '.join(streams)}.")
+    return {stream: VectorToken(asked.token)}, f"--from {stream}={asked.token}"
+
+
+def _moment(text: str) -> datetime:
+    return moment_of(text, time.time_ns() // 1_000_000)
 
 
 def _retry(asked: Asked) -> Plan:
@@ -149,8 +226,10 @@ def _retry(asked: Asked) -> Plan:
     who = safe_text(asked.name)
 
     def carry_out() -> str:
-        streams = ask_retry(asked.name, asked.stream, asked.token, by=asked.by)
+        streams = [name for which in _which(asked) for name in ask_retry(asked.name, *which, by=asked.by)]
         letters = "all dead letters" if asked.token is None else f"the dead letter {asked.token}"
+        if asked.chosen:
+            letters = counted(sum(map(len, asked.chosen.values())), "chosen dead letter")
         return f"{who} was asked to retry {letters} of {', '.join(streams)}."
 
     sentences = [
@@ -201,7 +280,8 @@ def _drop(asked: Asked) -> Plan:
     who = safe_text(asked.name)
 
     def carry_out() -> str:
-        return f"{counted(drop_parked(asked.name, asked.stream, asked.token), 'dead letter')} of {who} dropped."
+        dropped = sum(drop_parked(asked.name, *which) for which in _which(asked))
+        return f"{counted(dropped, 'dead letter')} of {who} dropped."
 
     sentences = [
         *_described(facts, asked),
@@ -212,10 +292,15 @@ def _drop(asked: Asked) -> Plan:
 
 def _dead_letters(asked: Asked) -> tuple[QuerySet[ParkedFact], list[ParkedFact]]:
     load_handlers()
-    facts = parked_facts(asked.name, asked.stream, asked.token)
+    facts = reduce(or_, (parked_facts(asked.name, *which) for which in _which(asked)))
     if not (found := list(facts[:FACTS_SHOWN])):
         raise Http404("There are no such dead letters.")
     return facts, found
+
+
+def _which(asked: Asked) -> list[tuple[str | None, int | Sequence[int] | None]]:
+    """Returns the streams and tokens of the dead letters that the request is about."""
+    return list(asked.chosen.items()) if asked.chosen else [(asked.stream, asked.token)]
 
 
 def _described(facts: QuerySet[ParkedFact], asked: Asked) -> list[str]:
@@ -331,6 +416,7 @@ ACTIONS = {
     "disconnect-reader": Action(_disconnect, "streams.disconnect_reader", "disconnect"),
     "forget-reader": Action(_forget, "streams.forget_reader", "forget"),
     "resync-reader": Action(_resync, "streams.resync_reader", "resync"),
+    "replay-reader": Action(_replay, "streams.resync_reader", "replay"),
     "retry-parked": Action(_retry, "streams.retry_parked", "parked/retry", is_of_parked=True),
     "drop-parked": Action(_drop, "streams.drop_parked", "parked/drop", is_of_parked=True),
     "end-holder": Action(_end_holders, "streams.end_holder", "end"),

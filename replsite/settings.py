@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
@@ -110,6 +112,33 @@ def _database() -> dict[str, Any]:
     return found
 
 
+def _mail() -> dict[str, Any]:
+    """Returns Django's settings for mail."""
+    sender = _START.mail_from or f"replsite@{socket.gethostname()}"
+    found: dict[str, Any] = {"DEFAULT_FROM_EMAIL": sender, "SERVER_EMAIL": sender}
+    if not _START.mail_url:
+        return found
+    try:
+        url = urlsplit(_START.mail_url)
+        port = url.port
+    except ValueError:
+        url, port = urlsplit(""), None
+    if url.scheme == "file" and url.path:
+        backend = "django.core.mail.backends.filebased.EmailBackend"
+        return found | {"EMAIL_BACKEND": backend, "EMAIL_FILE_PATH": unquote(url.path)}
+    ports = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
+    if url.scheme not in ports or not url.hostname:
+        raise ImproperlyConfigured(
+            "REPLSITE_MAIL_URL cannot be read: write smtp+starttls://USER:PASSWORD@HOST:587, smtps://USER:PASSWORD@HOST, "
+            "smtp://HOST:25 or file:///FOLDER."
+        )
+    return found | {
+        "EMAIL_HOST": url.hostname, "EMAIL_PORT": port or ports[url.scheme],
+        "EMAIL_HOST_USER": unquote(url.username or ""), "EMAIL_HOST_PASSWORD": unquote(url.password or ""),
+        "EMAIL_USE_TLS": url.scheme == "smtp+starttls", "EMAIL_USE_SSL": url.scheme == "smtps",
+    }  # fmt: skip
+
+
 def _behind_pooler(direct: str) -> dict[str, Any]:
     """Returns entries to add to those of ``_database`` if ``DATABASE_URL`` names a pooler in transaction mode.
 
@@ -126,6 +155,7 @@ def _behind_pooler(direct: str) -> dict[str, Any]:
 
 # --- Django -------------------------------------------------------------------------------------------------------
 DEBUG = _START.debug
+globals().update(_mail())
 SECRET_KEY = _secret_key(_SITE.data_dir)
 ALLOWED_HOSTS = list(_START.allowed_hosts)
 CSRF_TRUSTED_ORIGINS = list(_START.trusted_origins)

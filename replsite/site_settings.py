@@ -48,6 +48,11 @@ class StartSettings:
     [A redirect loop](../how-to/run-in-production.md#3-settings): the proxy is not named."""
     static_root: str = setting("", unit="folder", default_text="unset")
     """Where ``manage.py collectstatic`` puts the static files for a web server in front. Unset: the site serves them."""
+    mail_url: str = setting("", is_secret=True, default_text="unset")
+    """The mail server: ``smtp+starttls://USER:PASSWORD@HOST:587``, ``smtps://…``, ``smtp://HOST:25``, or ``file:///FOLDER``,
+    which writes each mail to a file. Unset: Django's own, ``localhost:25``."""
+    mail_from: str = setting("", default_text="`replsite@` and the host's name")
+    """The sender of the site's mails."""
     log_level: str = "INFO"
     """Level of the root logger: ``DEBUG``, ``INFO``, ``WARNING`` or ``ERROR``."""
 
@@ -88,6 +93,17 @@ class SiteSettings:
     disk_reserve_bytes: int = setting(1_000_000_000, least=0)
     """With less free on the disk of ``REPLSITE_DATA_DIR``, ``/health`` and the live page are not well. With an eighth of it, a
     process is not ready."""
+    notice_mail: Sequence[str] = ()
+    """Mail addresses that get [a message](../how-to/be-told-by-mail-or-webhook.md) when the site turns wrong, and when it is
+    well again."""
+    notice_url: str = setting("", is_secret=True, default_text="unset")
+    """A URL that gets the same as a JSON POST."""
+    notice_link: str = setting("", default_text="unset")
+    """The site's own address, ``https://ops.example.org``, for links in these messages."""
+    notice_after_seconds: float = setting(10.0, least=0)
+    """A message is sent if the site is wrong so long after it turned wrong."""
+    notice_well_after_seconds: float = setting(60.0, least=0)
+    """The site is well again when nothing was wrong for so long."""
     synapse_metric_names: bool = True
     """Exports metrics under the names that existing Synapse dashboards query as well."""
     metrics_ports: Sequence[int] = setting((), unit="port", read=_ports, wanted="a port, or two such as 9101-9120")

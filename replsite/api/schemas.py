@@ -388,6 +388,10 @@ class DeadLetterList(Schema):
     next_batch: str | None
 
 
+class Replay(Schema):
+    sentences: list[str] = Field(description="what would be handled again, what not, and what the times mean")
+
+
 class ActionDone(Schema):
     """The result of an operator's action, as a sentence."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from django.db.models import Q
@@ -15,7 +15,7 @@ from replsite.api.schemas import answers
 from replsite.live_rows.readers import ReaderRow
 from replsite.live_rows.shared import SHARED
 from replsite.live_rows.streams import StreamRow, WriterRow
-from replsite.operator_actions import ACTIONS, Asked, perform
+from replsite.operator_actions import ACTIONS, Asked, Plan, perform
 from streams.follow import parked_facts
 from streams.follow.handlers import effects_database_of, load_handlers
 from streams.models import ParkedFact, StoredCursor
@@ -24,6 +24,8 @@ from streams.runtime.text import safe_text
 router = Router(tags=["Streams"])
 StreamName = Annotated[str | None, Query(None, description="only those of this stream", max_length=200)]
 DeadLetterToken = Annotated[int | None, Query(None, description="only this one", ge=0, le=2**63 - 1)]
+ReplaySince = Annotated[str, Query("", description="a time in UTC, a date, or an age such as 12h", max_length=40)]
+ReplayToken = Annotated[int | None, Query(None, description="after this fact of the stream", ge=0, le=2**63 - 1)]
 DeadLetterLimit = Annotated[int, Query(50, ge=1, le=500)]
 DeadLetterFrom = Annotated[str | None, Query(None, alias="from", pattern=r"^[A-Za-z0-9_.-]{1,200} [0-9]{1,19}$")]
 
@@ -116,6 +118,29 @@ def resync_reader(request: Any, name: str) -> dict[str, str]:
     return _act(request, "resync-reader", name)
 
 
+@router.get("/readers/{path:name}/replay", response=answers(schemas.Replay), summary="Preview a replay of a reader")
+@needs(ACTIONS["replay-reader"].permission)
+def preview_replay(
+    request: Any, name: str, since: ReplaySince = "", stream: StreamName = None, token: ReplayToken = None
+) -> dict[str, Any]:
+    """Returns what a replay would do, in sentences, and changes nothing. `since` or `token` is required."""
+    plan, _ = _plan("replay-reader", _asked(request, name, stream, token, since))
+    return {"sentences": list(plan.sentences)}
+
+
+@router.post("/readers/{path:name}/replay", response=answers(schemas.ActionDone), summary="Replay a reader")
+@needs(ACTIONS["replay-reader"].permission)
+def replay_reader(
+    request: Any, name: str, since: ReplaySince = "", stream: StreamName = None, token: ReplayToken = None
+) -> dict[str, str]:
+    """Sets the cursors of a named reader that is stopped back, so that it handles facts again, as `manage.py resync reader` does.
+
+    `since` is a time: all facts that were inserted since, by the clock of the database, are handled again. `token` is the last
+    fact of the stream that is not handled again. Preview it first.
+    """
+    return _act(request, "replay-reader", name, stream, token, since)
+
+
 @router.get("/readers/{path:name}/parked", response=answers(schemas.DeadLetterList), summary="List dead letters")
 @needs("streams.view_parkedfact")
 def list_dead_letters(
@@ -173,16 +198,26 @@ def end_blocker(request: Any, name: str) -> dict[str, str]:
     return _act(request, "end-blocker", name)
 
 
-def _act(request: Any, name: str, about: str, stream: str | None = None, token: int | None = None) -> dict[str, str]:
-    action = ACTIONS[name]
-    _check_name(about, stream or "")
-    plan = action.plan(Asked(about, request.auth.user.get_username(), stream, token))
-    if plan.carry_out is None:
-        raise Conflict(" ".join(plan.sentences))
-    text, is_done = perform(request.auth.user_id, plan, plan.carry_out, f" (API token {request.auth})")
+def _act(
+    request: Any, name: str, about: str, stream: str | None = None, token: int | None = None, since: str = ""
+) -> dict[str, str]:
+    plan, carry_out = _plan(name, _asked(request, about, stream, token, since))
+    text, is_done = perform(request.auth.user_id, plan, carry_out, f" (API token {request.auth})")
     if not is_done:
         raise Conflict(text)
     return {"result": text}
+
+
+def _asked(request: Any, about: str, stream: str | None, token: int | None, since: str) -> Asked:
+    _check_name(about, stream or "", since)
+    return Asked(about, request.auth.user.get_username(), stream, token, since=since)
+
+
+def _plan(name: str, asked: Asked) -> tuple[Plan, Callable[[], str]]:
+    plan = ACTIONS[name].plan(asked)
+    if plan.carry_out is None:
+        raise Conflict(" ".join(plan.sentences))
+    return plan, plan.carry_out
 
 
 def _check_name(*names: str) -> None:

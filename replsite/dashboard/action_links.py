@@ -47,6 +47,7 @@ LINKS = {
     "disconnect": _of_action("disconnect-reader", "Disconnect it"),
     "forget": _of_action("forget-reader", "Forget it"),
     "resync": _of_action("resync-reader", "Resync it"),
+    "replay": _of_action("replay-reader", "Replay it"),
     "retry": _of_action("retry-parked", "Retry its dead letters"),
     "parked": ActionLink("streams.view_parkedfact", "Its dead letters", "parked-facts"),
     "resume": ActionLink(_CARRY_OUT, "Resume it", "admin:pipeline_job_resume", is_of_job=True),

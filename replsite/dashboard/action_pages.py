@@ -7,6 +7,7 @@ records it in the admin's log.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -22,6 +23,9 @@ from streams.db import driver
 from streams.follow import parked_facts
 from streams.follow.handlers import load_handlers
 from streams.runtime.text import safe_text
+
+#: The most dead letters that one request chooses.
+_MOST_CHOSEN = 500
 
 
 @require_safe
@@ -59,9 +63,23 @@ def _asked(request: HttpRequest) -> Asked:
     name, stream, token = (request.GET.get(key, "") for key in ("name", "stream", "token"))
     if not name or "\x00" in f"{name}{stream}":
         raise Http404("The address must name whom it is about.")
-    if token and not (token.isascii() and token.isdecimal() and len(token) < 20 and int(token) < 2**63):
+    since = request.GET.get("since", "")[:100]
+    chosen: dict[str, list[int]] = {}
+    facts = request.GET.getlist("fact")[:_MOST_CHOSEN]
+    if "chosen" in request.GET and not facts:  # without names of facts an action is about all of them
+        raise Http404("No dead letter is chosen: go back, and choose some.")
+    for fact in facts:
+        of, _, number = fact.rpartition(" ")
+        if not of or "\x00" in of:
+            raise Http404("A chosen fact is a stream and a token.")
+        chosen.setdefault(of, []).append(_number(number))
+    return Asked(name, request.user.get_username(), stream or None, _number(token) if token else None, chosen, since)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**63):
         raise Http404("The token must be a number.")
-    return Asked(name, request.user.get_username(), stream or None, int(token) if token else None)
+    return int(text)
 
 
 def _view(action: Action) -> Callable[..., HttpResponse]:
@@ -80,7 +98,8 @@ def _view(action: Action) -> Callable[..., HttpResponse]:
             (messages.success if is_done else messages.error)(request, done)
             return HttpResponseRedirect(back or reverse("live"))
         # Only texts go into the context, not the plan: a template would call carry_out.
-        texts = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": back}
+        texts: dict[str, Any] = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": back}
+        texts |= {"asks": plan.asks, "name": asked.name}
         context = {**admin.site.each_context(request), **texts}
         return TemplateResponse(request, "dashboard/action.html", context)
 

@@ -1,5 +1,7 @@
 """Serves the page of facts, to staff only: the newest facts of a stream, and each new fact as soon as it is complete.
 
+A search (``fact_search``) shows the facts that fit instead.
+
 The page is loaded as HTML. New facts are sent as server-sent events; an event is a table row as HTML. A site that is served
 without ASGI has no such events, so its page shows only the facts from the time of loading.
 """
@@ -21,6 +23,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.views.decorators.http import require_safe
 
+from replsite.dashboard.fact_search import FACTS_EXAMINED, NAMES, Unusable, search
 from streams import durable, registry, stream_view
 from streams.facts import Fact
 from streams.stream_object import Stream
@@ -39,9 +42,21 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
         "title": f"Facts of {stream.name}",
         "stream": stream.name,
         "streams": names,
-        "is_live": isinstance(request, ASGIRequest),
+        "is_live": False,
         "most": FACTS_SHOWN,
+        "asked": {name: request.GET.get(name, "") for name in NAMES},
+        "key": stream.declaration.key,
+        "examined_at_most": FACTS_EXAMINED,
     }
+    try:
+        found = search(stream, request.GET)
+    except Unusable as error:
+        context["refused"] = str(error)
+        return TemplateResponse(request, "dashboard/facts.html", context)
+    if found is not None:
+        context |= {"found": found, "rows": [_row(stream, fact) for fact in found.facts]}
+        return TemplateResponse(request, "dashboard/facts.html", context)
+    context["is_live"] = isinstance(request, ASGIRequest)
     page = stream.read(newest=True, limit=FACTS_SHOWN)
     context["after"] = page.facts[0].token if page.facts else page.next
     context["rows"] = [_row(stream, fact) for fact in page.facts]

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from replsite.live_rows.readers import ReaderRow
+from replsite.live_rows.recorded import RecordedRow
 from replsite.live_rows.streams import WriterRow
 from replsite.status.unread import EMPTY, Unread, Window, unread
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
@@ -47,6 +48,20 @@ class Lags:
         if found is None:
             found = self._by_id[id(have)] = self.known.get(_vector(stream, have), NO_LAG)
         return found
+
+    def add_recorded(self, recorded: Iterable[RecordedRow], readers: Sequence[ReaderRow]) -> None:
+        """Adds the lags of readers of recorded streams. They are estimates, because a record may have positions only.
+
+        The oldest fact that is unread is taken to be as old as the last move of its writer.
+        """
+        streams: dict[str, list[RecordedRow]] = {}
+        for row in recorded:
+            streams.setdefault(row.stream_name, []).append(row)
+        for stream, have in (found for reader in readers for found in reader.positions.items() if found[0] in streams):
+            late = [row for row in streams[stream] if row.position > have.get(row.writer, row.position)]
+            if late:
+                facts = sum(row.position - have[row.writer] for row in late)
+                self.known[_vector(stream, have)] = Unread(facts, False, min(row.last_advance_at for row in late))
 
     def of_writer(self, row: WriterRow) -> Unread:
         return self.known.get((row.stream, (row.writer,), (row.position,)), NO_LAG)

@@ -148,6 +148,7 @@ class _Reading:
         self.jobs = read_jobs_with_status(cursor, self.as_of)
         self.storage: StorageView = self._seldom("storage", lambda: read_storage(cursor, self.as_of))
         self.lags = read_lags(cursor, self.declarations, self.writers, self.readers)
+        self.lags.add_recorded(self.recorded, self.readers)
         if history.lag.is_cold(self.at):
             warm(history, read_samples(cursor), self.readers)
         #: Stream -> writer -> the position up to which linear readers may read this writer's facts.

@@ -17,7 +17,7 @@ from streams.runtime.silence import silent_seconds_sql
 MOST_WRITERS = 1_000
 
 _WRITERS = f"""
-SELECT s.name, s.server_name, s.address, s.host, s.process_id, s.heartbeat_at, s.ended_at, p.stream, p.instance_name,
+SELECT s.name, s.server_name, s.address, s.command, s.host, s.process_id, s.heartbeat_at, s.ended_at, p.stream, p.instance_name,
     p.position, p.last_fact_position, p.last_fact_at, p.last_advance_at, p.rows_recorded, p.ranges_missed
 FROM streams_recordedposition p JOIN streams_recordedserver s ON s.id = p.server_id
 WHERE p.is_current AND {silent_seconds_sql("coalesce(s.ended_at, s.heartbeat_at)")} < 86400
@@ -32,6 +32,8 @@ class RecordedRow:
     record: str
     server_name: str
     address: str
+    command: str
+    """The words after ``manage.py`` that continue the record; empty: those of ``follow``."""
     host: str
     process_id: int | None
     heartbeat_at: datetime

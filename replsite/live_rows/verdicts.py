@@ -129,6 +129,8 @@ def recording_verdict(row: RecordedRow, limits: Limits, as_of: datetime) -> Verd
         severity = Severity.WARNING if row.ended_at is None else Severity.NOTE
         how = f"shows no sign of life for {duration(silence)}" if row.ended_at is None else "was ended"
         command = f"manage.py follow {quote(row.address)} --record {quote(row.record)}"
+        if row.command:
+            command = " ".join(("manage.py", row.command))
         text = f"Its recorder, {recorder}, {how}. Go on: {command}.{missed}"
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if row.ranges_missed else Severity.FINE

@@ -78,6 +78,25 @@ def test_facts_come_by_themselves_through_restarts(site, between, boss, new_page
     assert not errors
 
 
+def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
+    known = stream().append(*map(fact, ["alpha", "beta", "alphabet"]))
+    page = new_page()
+    log_in(page)
+    page.goto("/admin/facts/?stream=caches")
+    page.locator("#facts-status").get_by_text("live", exact=True).wait_for()
+    page.get_by_label("Contains").fill("ALPHA")
+    page.get_by_role("button", name="Search", exact=True).click()
+    page.get_by_role("heading", name="Found").wait_for()
+    assert shown(page) == [known[2], known[0]]
+    keep(page, "facts-found")
+    page.set_viewport_size({"width": 390, "height": 844})
+    keep(page, "facts-found-phone")
+    page.emulate_media(color_scheme="dark")
+    keep(page, "facts-found-dark")
+    page.get_by_role("link", name="Newest facts").click()
+    until(page, known[1])
+
+
 @needs_npm
 def test_a_published_client_reads_a_stream_through_restarts(site, between, boss, new_page):
     """On this page, whose address and session it uses: by server-sent events, and by long polls."""

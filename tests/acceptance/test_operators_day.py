@@ -37,6 +37,7 @@ playwright_api = pytest.importorskip("playwright.sync_api", reason="no playwrigh
 pytestmark = BROWSER
 #: Pages that an operator opens from the first look until the trouble is gone.
 MOST_PAGES = 12
+PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture
@@ -182,6 +183,47 @@ def test_dead_letters_are_read_and_dropped(dead_letters, page, few_pages):
     shown.get_by_role("link", name="Back to the live page").click()
     playwright_api.expect(health(shown)).to_have_text("well")
     assert not ParkedFact.objects.exists()
+
+
+def test_chosen_dead_letters_are_dropped_together(dead_letters, page, few_pages):
+    shown = page()
+    shown.locator("#live-health-sentence").get_by_role("link", name="Its dead letters … mail", exact=True).click()
+    shown.get_by_label("Choose all of this page").check()
+    shown.get_by_label("Choose caches 8").uncheck()
+    keep(shown, "day-chosen")
+    shown.set_viewport_size(PHONE)
+    keep(shown, "day-chosen-phone")
+    shown.get_by_role("button", name="Drop the chosen …").click()
+    playwright_api.expect(shown.get_by_text("1 fact of caches:")).to_be_visible()
+    shown.get_by_role("button", name="Drop", exact=True).click()
+    playwright_api.expect(shown.get_by_text("1 dead letter of mail dropped.")).to_be_visible()
+    assert [one.token for one in ParkedFact.objects.all()] == [8]
+
+
+def test_a_reader_is_replayed_from_a_time_after_a_preview(page):
+    since = timezone.now() - timedelta(minutes=30)
+    append(30)
+    wait_for_linear(ids()[-1])
+    CacheInvalidation.objects.filter(stream_id__lt=ids()[12]).writable().update(received_at=since - timedelta(hours=1))
+    now = timezone.now()
+    StoredCursor.objects.create(reader="mail", stream="caches", base=ids()[-1], ended_at=now, seen_at=now)
+    shown = page()
+    row = shown.locator('#live-readers tbody[data-key="reader mail"] .live-head')
+    row.locator(".live-more").click()
+    row.locator(".live-menu").get_by_role("link", name="Replay it …").click()
+    playwright_api.expect(shown.get_by_label("Since (UTC)")).to_be_visible()
+    keep(shown, "day-replay-asks")
+    shown.get_by_label("Since (UTC)").fill(f"{since:%Y-%m-%dT%H:%M:%S}")
+    shown.get_by_role("button", name="Preview").click()
+    playwright_api.expect(shown.get_by_text(f"18 facts, from {ids()[12]}, inserted")).to_be_visible()
+    keep(shown, "day-replay")
+    shown.set_viewport_size(PHONE)
+    keep(shown, "day-replay-phone")
+    shown.emulate_media(color_scheme="dark")
+    keep(shown, "day-replay-dark")
+    shown.get_by_role("button", name="Handle them again").click()
+    playwright_api.expect(shown.get_by_text("mail is replayed, --since")).to_be_visible()
+    assert StoredCursor.objects.get().base == ids()[12] - 1
 
 
 @pytest.fixture

@@ -56,9 +56,10 @@ class Command(SiteCommand):
         from replsite.asgi import application  # noqa: PLC0415 - loads the reactor
         from replsite.history.sampler import Sampler  # noqa: PLC0415
         from replsite.http.request_places import request_threads_end  # noqa: PLC0415
+        from replsite.notices.sender import NoticeSender  # noqa: PLC0415
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
-        self._sampler, self._is_ready = Sampler(), False
+        self._sampler, self._notices, self._is_ready = Sampler(), NoticeSender(), False
         try:
             wanted = Endpoints(
                 Address.parse(options["replication"]), SocketFile.parse(options["http"]), options["behind_proxy"]
@@ -71,6 +72,7 @@ class Command(SiteCommand):
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error
         finally:
+            self._notices.stop()
             self._sampler.stop()
             if self._is_ready:
                 self._stop_database(stream_settings().database)
@@ -96,5 +98,6 @@ class Command(SiteCommand):
     def _announce_ready(self, endpoints: Any) -> None:
         # Only now: a server that cannot start stores no samples.
         self._sampler.start()
+        self._notices.start()
         self._is_ready = True
         self.announce_ready(endpoints.ready_line)

@@ -46,6 +46,7 @@ window.liveMenu = (() => {
       const named = body.dataset.key.startsWith("reader ") ? body.dataset.key.slice("reader ".length) : "";
       if (named && head) {
         add("Its dead letters …", address(root, "parked", named));
+        add("Replay it …", address(root, "replay", named));
         add("Resync it …", address(root, "resync", named));
         add("Forget it …", address(root, "forget", named));
         copy(`manage.py parked list ${quoted(named)}`);

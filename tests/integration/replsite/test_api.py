@@ -160,6 +160,8 @@ def test_a_read_only_token_changes_nothing(caller):
         ("post", "/readers/r/disconnect", "streams.disconnect_reader"),
         ("post", "/readers/r/forget", "streams.forget_reader"),
         ("post", "/readers/r/resync", "streams.resync_reader"),
+        ("get", "/readers/r/replay", "streams.resync_reader"),
+        ("post", "/readers/r/replay", "streams.resync_reader"),
         ("get", "/readers/r/parked", "streams.view_parkedfact"),
         ("post", "/readers/r/parked/retry", "streams.retry_parked"),
         ("post", "/readers/r/parked/drop", "streams.drop_parked"),
@@ -498,6 +500,23 @@ def test_a_reader_is_resynced(caller, mail):
     assert StoredCursor.objects.get().base == mail[-1]
     assert "a script" in LogEntry.objects.get().change_message
     caller("resync_reader").post("/readers/nobody/resync", status=404)
+
+
+def test_a_reader_is_replayed_after_a_preview(caller, mail):
+    StoredCursor.objects.update(base=mail[-1])
+    mine = caller("resync_reader")
+    said = mine.get("/readers/mail/replay", since="1h")["sentences"]
+    assert f"9 facts, from {mail[0]}, inserted" in said[0]
+    assert StoredCursor.objects.get().base == mail[-1]
+    assert not LogEntry.objects.exists()
+    mine.post("/readers/mail/replay?since=1h")
+    assert StoredCursor.objects.get().base == mail[0] - 1
+    assert "9 facts" in LogEntry.objects.get().change_message
+    assert "in the future" in mine.post("/readers/mail/replay?since=2999-01-01", status=409)["error"]
+    mine.post("/readers/mail/replay", status=409)
+    mine.post("/readers/mail/replay?since=yesterday%00", status=409)
+    mine.post(f"/readers/mail/replay?token={mail[3]}")
+    assert StoredCursor.objects.get().base == mail[3]
 
 
 def test_dead_letters_are_listed_in_pages_and_dropped(caller, mail):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -113,21 +112,6 @@ def test_a_table_that_no_migration_made_yet_is_one_line(run_manage):
     [line] = done.stderr.splitlines()
     assert 'relation "streams_sample" does not exist' in line
     assert line.endswith("run manage.py migrate.")
-
-
-def test_a_sequence_that_no_migration_makes_is_told_with_the_statement_that_does(run_manage):
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER SEQUENCE streams_cacheinvalidation_seq RENAME TO of_old")
-    try:
-        done = run_manage("check_streams", "--json")
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("ALTER SEQUENCE of_old RENAME TO streams_cacheinvalidation_seq")
-    assert done.returncode == 1
-    assert 'RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in done.stderr  # --repair cannot
-    assert "--repair mends them" not in done.stderr
-    fixes = [json.loads(line).get("fix", "") for line in done.stdout.splitlines()]
-    assert any('RunSQL("CREATE SEQUENCE streams_cacheinvalidation_seq START WITH 2")' in fix for fix in fixes)
 
 
 def test_a_database_without_tables_is_told_to_migrate(tmp_path):

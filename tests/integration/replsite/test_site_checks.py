@@ -24,6 +24,7 @@ def test_another_engine_is_refused_with_the_reason(monkeypatch):
     (problem,) = check_databases()
     assert problem.id == "replsite.E001"
     assert "advisory locks" in problem.hint and "DATABASE_URL" in problem.hint
+    assert "replsite.postgres.backend" in problem.hint
 
 
 @pytest.mark.parametrize(

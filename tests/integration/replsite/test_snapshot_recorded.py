@@ -11,6 +11,7 @@ from django.test import Client
 
 from replsite.live_rows.reading import read_snapshot
 from streams.models import RecordedPosition
+from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.protocol.cursors import MissingRange
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.recorder import Batch, Recorder
@@ -34,6 +35,23 @@ def test_its_writers_stand_beside_ours(record):
     assert {writer.writer: writer.position for writer in stream.writers} == {"persister1": 7, "master": 9}
     assert (stream.status.word, stream.last_fact_at is not None) == ("recorded", True)
     assert read_snapshot().stream("events").recorded_from == ""
+
+
+def test_a_reader_of_a_record_is_behind_by_its_positions(record):
+    rows = ReaderRows("follower", "tcp://there:1", "default")
+    about = {
+        "key": "follower m",
+        "name": "m",
+        "address": "here:1",
+        "positions": {"main/events": {"persister1": 7, "master": 4}},
+    }
+    rows.write([about])
+    (reader,) = read_snapshot().readers
+    assert (reader.lag_facts, reader.streams[0].lag_exact) == (5, False)
+    rows.write([{**about, "positions": {"main/events": {"persister1": 7, "master": 9}}}])
+    (reader,) = read_snapshot().readers
+    assert reader.lag_facts == 0
+    rows.close()
 
 
 def test_what_was_missed_is_shown(record):

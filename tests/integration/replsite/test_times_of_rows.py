@@ -19,7 +19,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 TIMES = ["0044-03-15 BC", "294276-12-31", "infinity", "-infinity"]
 PAGES = ["/admin/live/", "/admin/happened/", "/admin/history/", "/health", "/metrics"]
 #: Texts of values of a type, for rows of which only the times matter.
-VALUES = {"json": "{}", "[]": "{}", "int": "5", "double": "5", "numeric": "5", "bool": "true", "bytea": r"\x7b7d"}
+VALUES = {
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "json": "{}",
+    "[]": "{}",
+    "int": "5",
+    "double": "5",
+    "numeric": "5",
+    "bool": "true",
+    "bytea": r"\x7b7d",
+}
 
 
 def _run(sql: str) -> list[Any]:

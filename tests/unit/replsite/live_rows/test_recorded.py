@@ -18,6 +18,7 @@ ROW = RecordedRow(
     record="main",
     server_name="foreign.example",
     address="tcp://there:9092",
+    command="",
     host="here",
     process_id=12,
     heartbeat_at=NOW,
@@ -53,6 +54,11 @@ def test_what_was_missed_and_how_to_go_on_are_told():
     assert "2 ranges of facts missed" in verdict.sentence
     assert "process 12 on here" in verdict.sentence
     assert "manage.py follow tcp://there:9092 --record main" in verdict.sentence
+    mirrored = replace(ROW, command="mirror postgresql://r@db/synapse tcp://there:9092", ended_at=NOW)
+    assert (
+        recording_verdict(mirrored, Limits(), NOW).command
+        == "manage.py mirror postgresql://r@db/synapse tcp://there:9092"
+    )
 
 
 def test_streams_carry_the_name_of_the_record():

@@ -1,0 +1,156 @@
+"""Searches the facts of a stream by ID, time, key or content, the newest first.
+
+IDs and keys have indexes, and the position of a time is found by that of the IDs. Content has none: a search for it reads
+``FACTS_EXAMINED`` rows of each table, as text, and the page leads on below them. So each answer takes a bounded time, however
+large the stream is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.core.exceptions import ValidationError
+from django.db import connections
+
+from streams.core.declaration import FactTable, quoted
+from streams.core.queries import bounds_sql, order_sql, token_sql
+from streams.db.consistent_read import read_only_snapshot
+from streams.db.readable import instances
+from streams.errors import StreamError
+from streams.facts import Fact, all_rows
+from streams.reading.positions_by_time import position_before
+from streams.runtime.moments import moment_of
+from streams.stream_object import Stream
+
+FACTS_PER_PAGE = 50
+#: The most rows of a table that one search for a content reads.
+FACTS_EXAMINED = 50_000
+NAMES = ("id", "until", "key", "text")
+_MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFacts:
+    """Facts, the newest first.
+
+    ``older`` is the query string of the next page, or empty. ``examined`` is the number of rows that were read for a
+    content, if there are more.
+    """
+
+    facts: Sequence[Fact]
+    older: str = ""
+    examined: int = 0
+
+
+class Unusable(ValueError):
+    """A search that cannot be done. The message says what to write instead."""
+
+
+def search(stream: Stream, asked: Mapping[str, str]) -> FoundFacts | None:
+    """Returns the facts that fit, or None if nothing is asked for. Raises ``Unusable``.
+
+    ``id`` is the highest ID. ``until`` is a time: facts that were inserted before it. ``key`` is a value of the stream's key.
+    ``text`` is a part of a fact's values, in any case.
+    """
+    given = {name: asked.get(name, "").strip() for name in NAMES}
+    if not any(given.values()):
+        return None
+    for name, text in given.items():
+        if len(text) > _MOST_CHARACTERS or "\x00" in text:
+            raise Unusable(f"The {name} has at most {_MOST_CHARACTERS} characters, and no NUL.")
+    if given["key"] and given["text"]:
+        raise Unusable("Search for a key or for a text, not for both.")
+    upto = _upto(stream, given)
+    if given["text"]:
+        return _of_content(stream, given, upto)
+    try:
+        key = _key(stream, given["key"]) if given["key"] else None
+        page = stream.read(newest=True, limit=FACTS_PER_PAGE, before=None if upto is None else upto + 1, key=key)
+    except StreamError as error:
+        raise Unusable(str(error)) from error
+    older = "" if page.at_end or not page.facts else _query(stream, given, _token(page.facts[-1]) - 1)
+    return FoundFacts(page.facts, older)
+
+
+def _upto(stream: Stream, given: Mapping[str, str]) -> int | None:
+    """Returns the highest token that may fit, or None if each may."""
+    if text := given["id"]:
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):
+            raise Unusable("An ID is a whole number.")
+        return int(text)
+    if not given["until"]:
+        return None
+    try:
+        moment = moment_of(given["until"], time.time_ns() // 1_000_000)
+    except ValueError as error:
+        raise Unusable(str(error)) from error
+    with connections[stream.database].cursor() as cursor:
+        return position_before(cursor, stream.declaration, moment)
+
+
+def _key(stream: Stream, text: str) -> Any:
+    if not stream.declaration.key:
+        raise Unusable(f"{stream.name} has no key.")
+    field: Any = stream.models[0]._meta.get_field(stream.declaration.key)
+    try:
+        return getattr(field, "target_field", field).to_python(text)
+    except ValidationError as error:
+        raise Unusable(" ".join(error.messages)) from error
+
+
+def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> FoundFacts:
+    newest = stream.read(newest=True, limit=1).facts  # nothing above it is complete
+    upto = min(_token(newest[0]) if newest else 0, 2**63 - 1 if upto is None else upto)
+    pattern = "%" + given["text"].replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
+    tokens: set[int] = set()
+    floor = examined = 0
+    with read_only_snapshot(stream.database), connections[stream.database].cursor() as cursor:
+        for table in stream.declaration.tables:
+            cursor.execute(
+                _content_sql(stream, table), {"after": 0, "upto": upto, "pattern": pattern, "rows": FACTS_EXAMINED}
+            )
+            found, lowest, rows = cursor.fetchone()
+            tokens.update(found or ())
+            if rows >= FACTS_EXAMINED:  # its lowest fact may have further rows below
+                floor, examined = max(floor, lowest + 1), FACTS_EXAMINED
+        kept = sorted((token for token in tokens if token >= floor), reverse=True)
+        shown = kept[:FACTS_PER_PAGE]
+        facts = [fact for model in stream.models for fact in _facts(stream, model, shown)]
+    facts.sort(key=_token, reverse=True)
+    if len(kept) > len(shown):
+        return FoundFacts(facts, _query(stream, given, shown[-1] - 1))
+    return FoundFacts(facts, _query(stream, given, floor - 1) if floor > 1 else "", examined)
+
+
+def _content_sql(stream: Stream, table: FactTable) -> str:
+    """Returns the query for one row: the tokens of rows that fit, the lowest token that was read, the number of rows read.
+
+    The newest rows are read by the index on the ID, and only these are made texts.
+    """
+    declaration, name = stream.declaration, quoted(table.name)
+    newest = (
+        f"SELECT {token_sql(declaration, table)} AS token, to_jsonb({name})::text AS content FROM {name} "
+        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table, newest_first=True)} LIMIT %(rows)s"
+    )
+    return (
+        f"SELECT (array_agg(token) FILTER (WHERE content ILIKE %(pattern)s)), coalesce(min(token), 0), count(*) "
+        f"FROM ({newest}) AS newest"
+    )
+
+
+def _facts(stream: Stream, model: Any, tokens: Sequence[int]) -> list[Fact]:
+    found = all_rows(model, stream.database).filter(**{f"{model.id_field}__in": [t * stream.sign for t in tokens]})
+    return list(instances(found))
+
+
+def _token(fact: Fact) -> int:
+    return abs(int(getattr(fact, fact.id_field)))
+
+
+def _query(stream: Stream, given: Mapping[str, str], upto: int) -> str:
+    names = {name: text for name, text in given.items() if text and name not in ("id", "until")}
+    return urlencode({"stream": stream.name} | names | {"id": upto})

@@ -1,0 +1,243 @@
+"""Decides each ``STEP_SECONDS`` whether people are to be told of the site, stores the notice, and sends it.
+
+Each serving process has a sender, and a session advisory lock lets only one of them work. The notice is stored before it is
+sent, with the channels on which it is not delivered. So another process goes on where this one ended: nothing is lost, and
+a channel gets a message twice only if its process was killed, or lost the database, between the sending and the storing.
+It then has the same ID.
+
+While the database is away nobody can store a notice, or ask for the lock. Only the process that had the lock tells that, and
+stores its notice when the database is back. If all processes are gone, nobody tells: only another machine can notice that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+from django.db import Error as DjangoError
+from django.db import connections
+
+from replsite.conf import site_settings
+from replsite.http.deadline import Deadline, NoAnswer
+from replsite.live_rows.shared import SHARED
+from replsite.live_rows.snapshot import Snapshot
+from replsite.notices.channels import NotDelivered, channels, send
+from replsite.notices.spells import WELL, Spell
+from replsite.status.words import HealthWord, Severity
+from streams.conf import stream_settings
+from streams.db import driver
+from streams.db.schema_mark import marked_lock
+from streams.models import Notice
+from streams.runtime.amounts import duration
+from streams.runtime.logs import Condition, get_logger
+from streams.runtime.text import safe_text
+
+log = get_logger(__name__)
+STEP_SECONDS = 2.0
+#: The most problems that a notice names.
+MOST_PROBLEMS = 20
+#: A channel is tried again after twice as long each time, up to this.
+LONGEST_PAUSE_SECONDS = 300.0
+#: After this a notice is given up. It stays in the table with its error.
+GIVEN_UP_AFTER = timedelta(days=1)
+KEPT_DAYS = 90
+_KEY = marked_lock("'replsite.notices'")
+_LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
+_COLUMNS = "key::text, at, word, sentence, problems::text, waiting::text, attempts"
+_LAST = "SELECT word FROM streams_notice ORDER BY id DESC LIMIT 1"
+_ADD = """
+INSERT INTO streams_notice (key, at, word, sentence, problems, waiting, attempts, tried_at, error)
+VALUES (%(key)s, %(at)s, %(word)s, %(sentence)s, %(problems)s::jsonb, %(waiting)s::jsonb, %(attempts)s, %(tried_at)s, %(error)s)
+ON CONFLICT (key) DO NOTHING
+"""
+_DUE = f"""
+SELECT {_COLUMNS} FROM streams_notice
+WHERE waiting <> '[]'::jsonb AND at > clock_timestamp() - %(given_up)s::interval
+  AND (tried_at IS NULL
+       OR clock_timestamp() - tried_at >= least(power(2, least(attempts, 20)), %(longest)s) * interval '1 second')
+ORDER BY id
+"""
+_STORE = """
+UPDATE streams_notice SET waiting = %(waiting)s::jsonb, attempts = %(attempts)s, error = %(error)s,
+    tried_at = clock_timestamp()
+WHERE key = %(key)s
+"""
+_FORGET = "DELETE FROM streams_notice WHERE at < clock_timestamp() - %(days)s * interval '1 day'"
+
+
+class NoticeSender:
+    """A thread that sends notices while this process holds the lock."""
+
+    def __init__(self, get: Callable[[], Snapshot] = SHARED.get, step_seconds: float = STEP_SECONDS) -> None:
+        self._step_seconds = step_seconds
+        self._using = stream_settings().database
+        settings = site_settings()
+        self._spell = Spell(settings.notice_after_seconds, settings.notice_well_after_seconds)
+        self._snapshot = Deadline(get, settings.health_seconds, "replsite-notices-look")
+        self._stopping = threading.Event()
+        self._connection: Any = None
+        self._leads = False
+        #: What people were told last, as this process knows it.
+        self._word = ""
+        #: Notices of the time without the database.
+        self._unstored: list[Notice] = []
+        self._paused = Condition(log, "notices.paused", "notices.go_on")
+        self._thread = threading.Thread(target=self._run, name="replsite-notices", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread, if the settings name a channel."""
+        if channels():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stops the thread, and waits for the look in progress."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self.look()
+                    self._paused.ends()
+                except Exception as error:  # a bug in one look must not end the notices of this process
+                    if not self._paused.is_on:
+                        log.exception("notices.look_failed")
+                    self._paused.begins(error)
+                    self._close()
+                self._stopping.wait(self._step_seconds)
+        finally:
+            self._close()
+            connections.close_all()  # this thread's own
+
+    def look(self) -> None:
+        """Takes the lock, if it is free. The process that has it looks at the site, and sends what is to be sent."""
+        seen = None
+        if self._leads:
+            # Not on the connection with the lock: if the database hangs, so does who waits for it. The lock is kept meanwhile;
+            # otherwise another process would take it, and tell the same.
+            try:
+                seen = self._seen()
+            except NoAnswer as error:
+                return self._without_database(f"no answer for {duration(error.seconds)}")
+            except (DjangoError, driver.DatabaseError) as error:
+                return self._without_database(driver.explain(error))
+        try:
+            if self._may_send() and seen is not None:
+                with self._connection.cursor() as cursor:
+                    self._go_on(cursor, *seen)
+        except (DjangoError, driver.DatabaseError) as error:
+            log.info("notices.lock_lost", error=driver.explain(error))
+            self._close()
+
+    def _go_on(self, cursor: Any, is_wrong: bool, sentence: str, problems: Sequence[Any]) -> None:
+        self._store_unstored(cursor)
+        cursor.execute(_LAST)
+        (self._word,) = cursor.fetchone() or ("",)
+        self._decide(is_wrong, sentence, problems, cursor)
+        for notice in self._due(cursor):
+            self._deliver(notice)
+            cursor.execute(_STORE, _values(notice))
+
+    def _seen(self) -> tuple[bool, str, list[dict[str, str]]]:
+        # (true if the site is wrong, sentence, problems)
+        health = self._snapshot.ask().health
+        wrong = [problem for problem in health.problems if problem.verdict.severity == Severity.WRONG]
+        problems = [
+            {"subject": p.subject, "word": str(p.verdict.word), "sentence": safe_text(p.verdict.sentence, 500)}
+            for p in wrong[:MOST_PROBLEMS]
+        ]
+        return health.word == HealthWord.WRONG, health.sentence, problems
+
+    def _decide(self, is_wrong: bool, sentence: str, problems: Sequence[Any], cursor: Any = None) -> None:
+        word = self._spell.step(self._word, time.monotonic(), is_wrong=is_wrong)
+        if not word:
+            return
+        if word == WELL:
+            sentence, problems = f"Nothing has been wrong for {duration(self._spell.well_after_seconds)}.", []
+        notice = Notice(
+            key=uuid.uuid4(), at=datetime.now(UTC), word=word, sentence=sentence, problems=list(problems),
+            waiting=channels(), attempts=0, error="",
+        )  # fmt: skip
+        self._word = word
+        if cursor is None:
+            self._unstored.append(notice)
+            return
+        cursor.execute(_ADD, _values(notice))
+        cursor.execute(_FORGET, {"days": KEPT_DAYS})
+
+    def _without_database(self, text: str) -> None:
+        problem = {"subject": "the database", "word": "away", "sentence": safe_text(text, 500)}
+        self._decide(True, f"The database cannot be read: {safe_text(text, 300)}", [problem])
+        for notice in self._unstored:
+            if notice.waiting and (notice.tried_at is None or self._is_due(notice)):
+                self._deliver(notice)
+
+    @staticmethod
+    def _is_due(notice: Notice) -> bool:
+        pause = min(2.0 ** min(notice.attempts, 20), LONGEST_PAUSE_SECONDS)
+        return notice.tried_at is not None and datetime.now(UTC) >= notice.tried_at + timedelta(seconds=pause)
+
+    def _store_unstored(self, cursor: Any) -> None:
+        while self._unstored:
+            cursor.execute(_ADD, _values(self._unstored[0]))
+            self._unstored.pop(0)
+
+    def _deliver(self, notice: Notice) -> None:
+        """Sends the notice on the channels on which it is not delivered."""
+        failed, errors = [], []
+        for channel in notice.waiting:
+            try:
+                send(channel, notice)
+                log.info("notice.sent", channel=channel, word=notice.word, id=str(notice.key))
+            except NotDelivered as error:
+                failed.append(channel)
+                errors.append(str(error))
+                log.warning("notice.not_sent", channel=channel, word=notice.word, id=str(notice.key), error=str(error))
+        notice.tried_at = datetime.now(UTC)
+        notice.waiting, notice.error = failed, "; ".join(errors)
+        notice.attempts += bool(failed)
+
+    def _due(self, cursor: Any) -> list[Notice]:
+        cursor.execute(_DUE, {"given_up": f"{GIVEN_UP_AFTER.total_seconds()} s", "longest": LONGEST_PAUSE_SECONDS})
+        return [
+            Notice(
+                key=uuid.UUID(key), at=at, word=word, sentence=sentence, problems=orjson.loads(problems),
+                waiting=orjson.loads(waiting), attempts=attempts, error="",
+            )
+            for key, at, word, sentence, problems, waiting, attempts in cursor.fetchall()
+        ]  # fmt: skip
+
+    def _may_send(self) -> bool:
+        """Takes the lock if it is free. Returns true if this process holds it. It is held until its connection closes."""
+        if self._connection is None:
+            self._connection = driver.direct_connection(self._using, application_name="replsite notices")
+            with self._connection.cursor() as cursor:
+                cursor.execute(_LOCK)
+                self._leads, was = cursor.fetchone()[0], self._leads
+                if was and not self._leads:  # another process took over while the database was away
+                    self._store_unstored(cursor)
+            if not self._leads:
+                self._close()
+        return self._connection is not None
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            with suppress(driver.DatabaseError):
+                self._connection.close()
+            self._connection = None
+
+
+def _values(notice: Notice) -> dict[str, Any]:
+    return {
+        "key": str(notice.key), "at": notice.at, "word": notice.word, "sentence": notice.sentence,
+        "problems": orjson.dumps(notice.problems).decode(), "waiting": orjson.dumps(notice.waiting).decode(),
+        "attempts": notice.attempts, "tried_at": notice.tried_at, "error": notice.error,
+    }  # fmt: skip
