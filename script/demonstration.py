@@ -146,7 +146,7 @@ class Demo:
         """Imports the shipped rooms through Spark, and returns the summary of the import."""
         paths = sorted(str(path) for path in ROOMS.glob("*/events.jsonl.gz"))
         say(f"import: {len(paths)} real room histories through Spark")
-        output = self.finished(self.manage("import_events", *paths, "--json"), "import_events")
+        output = self.finished(self.manage("import_events", *paths, "--master", "local[2]", "--json"), "import_events")
         summary: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
         say(f"import: {summary['imported']:,} events of {summary['rooms']} rooms in {summary['seconds']:.1f} s")
         return summary

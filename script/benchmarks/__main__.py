@@ -36,6 +36,7 @@ NAMES = (
     "page",
     "visibility",
     "live",
+    "mirror",
     "purge",
     "archive",
     "compress",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from script.benchmarks.plot import picture
-from script.benchmarks.report import RESULTS
+from script.benchmarks.report import BESIDE_OPEN, RESULTS
 
 __all__ = ["Figure", "keep_newer", "kept", "page", "peers", "pictures", "readme", "scale", "write"]
 
@@ -252,16 +252,25 @@ def _between_marks(text: str, lines: Iterable[str]) -> str:
 
 
 def _side_by_side(result: Result) -> Iterator[str]:
+    """Two tables: alone, and beside a transaction that stays open."""
+    beside = [row for row in result["rows"] if row["what"].endswith(BESIDE_OPEN)]
+    yield _machine(result)
+    yield from _tools([row for row in result["rows"] if row not in beside])
+    if beside:
+        yield "\nThe same, beside a transaction that stays open:\n\n"
+        yield from _tools([row | {"what": row["what"].removesuffix(BESIDE_OPEN)} for row in beside])
+
+
+def _tools(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each tool and driver, a column for each thing that was measured."""
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in result["rows"]:
+    for row in rows:
         line = lines.setdefault((row["tool"], row["driver"]), {})
         parts = [f"{row[name]:.2g}" for name in ("cpu_application", "cpu_postgresql", "cpu")]
         line[row["what"]] = "{} + {} = {} ms, ".format(*parts) + f"{row['facts_per_second']:,.0f}/s"
         if row["p50"] != "":
             line["p50, p99"] = f"{row['p50']:,.1f}, {row['p99']:,.1f} ms"
     columns = list(dict.fromkeys(what for line in lines.values() for what in line))
-    yield _machine(result)
     yield from _table(
         ["tool", "driver", *columns], [[*who, *(line.get(what, "") for what in columns)] for who, line in lines.items()]
     )

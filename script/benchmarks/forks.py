@@ -2,9 +2,10 @@
 
 Two branches leave the last event of a room, and each sets some entries of the state. They are stored in a batch each, and
 a message merges them. So the current state is resolved twice. CPU is that of this process and of all processes of the
-database server. The last rows have many branches of one change each: what one more branch takes while the others are open, and
-the memory that this process holds more afterwards. Rooms of versions 1 and 2, whose event IDs are
-not hashes, have rows of their own. ``REPLSITE_BENCH_MEMBERS`` is the size of the largest room.
+database server. *new process*: nothing of the room is cached, as after a restart. The last rows have many branches of one change
+each: what one more branch takes while the others are open, and the memory that this process holds more afterwards. Rooms of
+versions 1 and 2, whose event IDs are not hashes, have rows of their own. ``REPLSITE_BENCH_MEMBERS`` is the size of the largest
+room.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from django.db import connection
-
 from events.format.parsing import ParsedEvent
-from script.benchmarks.persist import BenchRoom, cost_of, stored
+from events.persist.room_cache import clear_caches
+from script.benchmarks.copied_joins import copy_joins
+from script.benchmarks.persist import BEGINNING, BenchRoom, cost_of, stored
 from script.benchmarks.report import Report
 from streams.writing.name import use_instance
 
@@ -73,23 +74,27 @@ class ForkingRoom(BenchRoom):
 def filled(members: int, version: str = VERSION) -> ForkingRoom:
     """Returns a room with so many members, stored."""
     room = ForkingRoom(members, version)
-    joined = room.set_up()
-    stored([joined[n : n + 1_000] for n in range(0, len(joined), 1_000)])()
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE")
+    events = room.set_up()
+    stored([events[:BEGINNING]])()
+    copy_joins(events[BEGINNING:])
     return room
 
 
-def fork(report: Report, room: ForkingRoom, members: int, entries: int, version: str = VERSION) -> None:
+def fork(
+    report: Report, room: ForkingRoom, members: int, entries: int, version: str = VERSION, *, new_process: bool = False
+) -> None:
     """Adds the row of forks with two branches of so many changes."""
     costs = []
     for _ in range(ROUNDS):
         branches = room.branches(2, entries)
+        if new_process:
+            clear_caches()
         costs.append(cost_of(stored([*branches, room.merge(branches)]), 1))
     cpu, limit = statistics.median(cost.cpu for cost in costs), LIMIT_MS + LIMIT_PER_ENTRY_MS * 2 * (entries - 1)
     report.add(
         version=version,
         members=members,
+        process="new" if new_process else "",
         branches=2,
         entries=entries,
         application=statistics.median(cost.application for cost in costs),
@@ -113,6 +118,7 @@ def many(report: Report, room: ForkingRoom, members: int, count: int) -> None:
     report.add(
         version=VERSION,
         members=members,
+        process="",
         branches=count,
         entries=1,
         application=cost.application,
@@ -131,13 +137,15 @@ def _resident_mb() -> float:
 def main() -> None:
     """Forks in rooms of growing size, and many branches in one."""
     use_instance("bench")
-    columns = ["version", "members", "branches", "entries", "application", "server", "cpu", "limit", "memory_mb", "ok"]
+    columns = ["version", "members", "process", "branches", "entries"]
+    columns += ["application", "server", "cpu", "limit", "memory_mb", "ok"]
     report = Report("forks", "milliseconds of CPU of a fork and its merge; of one more branch", columns)
     for members in (MOST_MEMBERS // 1_000, MOST_MEMBERS // 100, MOST_MEMBERS // 10):
         fork(report, filled(members), members, 1)
     for version in OF_GIVEN_IDS:
         fork(report, filled(MOST_MEMBERS // 10, version), MOST_MEMBERS // 10, 1, version)
     room = filled(MOST_MEMBERS)
+    fork(report, room, MOST_MEMBERS, 1, new_process=True)
     for entries in ENTRIES:
         fork(report, room, MOST_MEMBERS, entries)
     for count in BRANCHES:

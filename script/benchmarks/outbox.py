@@ -1,10 +1,12 @@
-"""The same shop with five tools: facts a second, CPU for each fact, and milliseconds from commit to handled.
+"""The same shop with seven tools: facts a second, CPU for each fact, and milliseconds from commit to handled.
 
 Each producing transaction inserts a business row and one fact; each fact has one effect, a row. Both rows are inserted by the
-same SQL in all shops. *Producing*: one fact a transaction. *Handling*: a worker starts with a backlog and writes the effects, one
-fact a transaction (the tool's own way), or in chunks of 1,000 where the tool has them. *200 a second*: a worker runs while facts
-come at a steady pace; CPU is that of both processes. CPU is milliseconds for each fact, of the application's processes and of the
-server's without vacuum. ``of_ours`` is the CPU as a multiple of replsite's on the same driver, pair by pair over the rounds.
+same SQL in all shops. *Producing*: one fact a transaction. *Handling*: a worker starts with a backlog and writes the effects,
+one fact a transaction (the tool's own way), or in chunks of 1,000 where the tool has them. *200 a second*: a worker runs while
+facts come at a steady pace; CPU is that of both processes. CPU is milliseconds for each fact, of the application's processes
+and of the server's without vacuum. ``of_ours`` is the CPU as a multiple of replsite's on the same driver, pair by pair over
+the rounds. All is measured a second time beside a transaction of the same database that stays open meanwhile, with a snapshot
+and an ID, and that does nothing.
 
 All shops have a database each on one server, with its settings as they are: each commit is on the disk before it is known, for
 facts as for effects. Every process keeps its connections. One worker is one process with its tool's settings, of which these
@@ -13,11 +15,14 @@ matter:
 * procrastinate's worker listens, and runs ten jobs at a time.
 * eventsourcing inserts business rows and effects in the transactions of its recorders, by hooks, on its own connections.
 * django-pgpubsub notifies by a trigger and stores notifications; its worker recovers a backlog in one transaction.
+* pgmq's worker pops a message in the transaction of its effect, and looks every 100 ms.
+* PgQ is that of Debian's package in PL/pgSQL. Its worker ticks every 100 ms, and handles what was committed between two ticks in
+  one transaction: it has no handling of single facts, and a backlog is one chunk.
 * The outbox has a trigger that notifies, and an index of what was not sent. Its worker looks at least once a second.
 
-The number of effects must be that of the facts, each once, or the benchmark fails. ``script/bench`` makes an environment for the
-tools of others below ``.tools``, from ``script/benchmarks/shops/requirements.txt``. A tool that cannot be installed is left out.
-``REPLSITE_BENCH_ROUNDS`` is the number of rounds (3).
+The number of effects must be that of the facts, each once, or the benchmark fails. ``script/bench`` makes an environment for
+the tools of others below ``.tools``, from ``script/benchmarks/shops/requirements.txt`` and Debian's package of PgQ. A tool
+that cannot be installed is left out. ``REPLSITE_BENCH_ROUNDS`` is the number of rounds (3).
 """
 
 from __future__ import annotations
@@ -31,14 +36,14 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 from django.db import connection
 
 from script.benchmarks.latency import percentile
-from script.benchmarks.report import Report, median_ratio
+from script.benchmarks.report import BESIDE_OPEN, Report, median_ratio
 from script.benchmarks.server_cpu import server_seconds, spent
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -46,8 +51,6 @@ CHUNK = 1_000
 TITLE = "the same shop with several tools; cpu, p50, p99: milliseconds; of_ours: cpu as a multiple of replsite's on that driver"
 PER_SECOND = 200
 ENDS_WITHIN = 30.0
-PEERS = {"procrastinate": "procrastinate", "eventsourcing": "eventsourcing", "django-pgpubsub": "pgpubsub"}
-"""Tools of others -> their modules."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,17 @@ class Tool:
     python: str = sys.executable
     path: str = ""
     chunks: bool = False
+    singles: bool = True
+
+
+PEERS = {
+    Tool("procrastinate", "with_procrastinate", "psycopg 3"): "import procrastinate",
+    Tool("eventsourcing", "with_eventsourcing", "psycopg 3"): "import eventsourcing",
+    Tool("django-pgpubsub", "with_pgpubsub", "psycopg 3"): "import pgpubsub",
+    Tool("pgmq", "with_pgmq", "psycopg 3", chunks=True): "import pgmq",
+    Tool("PgQ", "with_pgq", "psycopg 3", chunks=True, singles=False): "import sys; open(sys.prefix + '/pgq.sql')",
+}
+"""Tools of others -> a statement that fails in Python where the tool is not installed."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +112,12 @@ def tools() -> list[Tool]:
     if psycopg := os.environ.get("REPLSITE_BENCH_PSYCOPG", ""):
         found += [Tool(tool.name, tool.shop, "psycopg 3", path=psycopg, chunks=True) for tool in found]
     python = os.environ.get("REPLSITE_BENCH_PEERS", "")
-    for name, module in PEERS.items():
-        tries = [python, "-c", f"import {module}"]
+    for tool, needs in PEERS.items():
+        tries = [python, "-c", needs]
         if python and subprocess.run(tries, check=False, capture_output=True).returncode == 0:
-            found.append(Tool(name, f"with_{module}", "psycopg 3", python=python))
+            found.append(replace(tool, python=python))
         else:
-            print(f"{name} is not installed here, so it is left out")
+            print(f"{tool.name} is not installed here, so it is left out")
     return found
 
 
@@ -236,21 +250,35 @@ class Shop:
 
     def check(self) -> None:
         """Raises an error if the effects are not those of the facts, each once."""
-        own = connection.copy("shop")
-        own.settings_dict["NAME"] = self.database["NAME"]
-        try:
-            with own.cursor() as cursor:
-                cursor.execute(
-                    "SELECT (SELECT count(*) FROM goods_basket), count(*), count(DISTINCT order_id) FROM goods_invoice"
-                )
-                baskets, effects, different = cursor.fetchone()
-        finally:
-            own.close()
+        with self._connected() as cursor:
+            cursor.execute(
+                "SELECT (SELECT count(*) FROM goods_basket), count(*), count(DISTINCT order_id) FROM goods_invoice"
+            )
+            baskets, effects, different = cursor.fetchone()
         if (baskets, effects, different) != (self.made, self.handled, self.handled):
             raise RuntimeError(
                 f"{self.tool.name}: {baskets} business rows of {self.made} and {effects} effects, {different} of them "
                 f"different, of {self.handled} facts"
             )
+
+    @contextmanager
+    def beside_open_transaction(self) -> Iterator[None]:
+        """Keeps a transaction open meanwhile, and cleans up what it kept."""
+        with self._connected() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT pg_current_xact_id()")
+            yield
+            cursor.execute("ROLLBACK")
+            cursor.execute("VACUUM")
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        own = connection.copy("shop")
+        own.settings_dict["NAME"] = self.database["NAME"]
+        try:
+            with own.cursor() as cursor:
+                yield cursor
+        finally:
+            own.close()
 
 
 def _figures(before: Mapping[str, Any], after: Mapping[str, Any], server: dict[int, float], facts: int) -> Figures:
@@ -296,19 +324,28 @@ def measure(found: Sequence[Tool], sizes: Sizes) -> Measured:
             shop.backlog(sizes.warm)
             shop.handle(1)
         for _ in range(sizes.rounds):
-            for threads in sizes.threads:
+            _measure(measured, shops, sizes, "")
+            with ExitStack() as open_transactions:
                 for shop in shops:
-                    what = f"producing, {threads} thread{'s' if threads > 1 else ''}"
-                    measured[what][shop.tool].append(shop.produce(sizes.facts, threads))
-            for shop in shops:
-                measured["handling"][shop.tool].append(shop.handle(1))
-            for shop in shops:
-                if shop.tool.chunks:
-                    shop.backlog(sizes.chunked)
-                    measured["handling, chunks"][shop.tool].append(shop.handle(CHUNK))
-            for shop in shops:
-                measured[f"{PER_SECOND} a second"][shop.tool].append(shop.paced(sizes.warm, sizes.paced))
+                    open_transactions.enter_context(shop.beside_open_transaction())
+                _measure(measured, shops, sizes, BESIDE_OPEN)
     return measured
+
+
+def _measure(measured: Measured, shops: Sequence[Shop], sizes: Sizes, beside: str) -> None:
+    for threads in sizes.threads:
+        for shop in shops:
+            what = f"producing, {threads} thread{'s' if threads > 1 else ''}{beside}"
+            measured[what][shop.tool].append(shop.produce(sizes.facts, threads))
+    for shop in shops:
+        if shop.tool.singles:
+            measured[f"handling{beside}"][shop.tool].append(shop.handle(1))
+    for shop in shops:
+        if shop.tool.chunks:
+            shop.backlog(sizes.chunked)
+            measured[f"handling, chunks{beside}"][shop.tool].append(shop.handle(CHUNK))
+    for shop in shops:
+        measured[f"{PER_SECOND} a second{beside}"][shop.tool].append(shop.paced(sizes.warm, sizes.paced))
 
 
 def add(report: Report, what: str, of_tools: Mapping[Tool, Sequence[Figures]]) -> None:

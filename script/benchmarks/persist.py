@@ -33,6 +33,8 @@ ONE_BY_ONE = 200
 BATCHES, BATCH = 10, 100
 LIMITS = {1: (1.5, 6.0), BATCH: (0.3, 4.0)}
 """Events a transaction -> most milliseconds of CPU and most rows per event."""
+BEGINNING = 4
+"""The events of a room before the joins of others than its founder."""
 _VERSION = "11"
 _ROOM = "!bench:localhost"
 _COPIED = ("events_event", "events_eventjson", "events_eventedge", "events_forwardextremity")

@@ -14,9 +14,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Report", "median_ratio", "rounds"]
+__all__ = ["BESIDE_OPEN", "Report", "median_ratio", "rounds"]
 
 RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
+BESIDE_OPEN = ", beside an open transaction"
+"""How the name of a measure ends that is taken beside a transaction that stays open."""
 
 
 def rounds(number: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

@@ -5,9 +5,12 @@
   nothing about who may see them, and makes nothing of the rows but tuples.
 * *rooms since*: one message in one of 1,000 rooms; the peer is an index probe of each room for something new.
 * *events since*: for a user of 1,000 rooms with nothing new (0.1 ms) and with one new event (2 ms); the peer as above.
+* *sync after a join*: the whole answer, over all streams, for a user of 10, 100 and 1,000 rooms who has just joined another;
+  limit 15 ms of CPU.
 
 Milliseconds: *ours* and *peer* are medians by the clock, *best* the fastest; *cpu* is that of this process and of the session's
-server process, and so tells about the code where others use the machine, too.
+server process, and so tells about the code where others use the machine, too. After a join, *cpu* is that of all processes of the
+server.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from django.db import connection, transaction
@@ -23,7 +27,9 @@ from django.db import connection, transaction
 from events.notifier import notifier
 from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
 from events.sync.rooms import initial_sync, rooms_since
+from events.sync.sync import SyncAnswer, sync
 from events.tokens.positions import events_token
+from script.benchmarks.persist import cost_of
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
 from streams.writing.name import use_instance
@@ -31,7 +37,10 @@ from streams.writing.name import use_instance
 ROOMS, FIRST_ROOMS = 1_000, 100
 MESSAGES, EVENTS = 40, 20
 ROUNDS = 40
-ALICE, BOB = "@alice:bench", "@bob:bench"
+ALICE, BOB, CAROL, HOST = "@alice:bench", "@bob:bench", "@carol:bench", "@host:bench"
+JOINED = {CAROL: 10, BOB: FIRST_ROOMS, ALICE: ROOMS}
+JOINS = 15
+JOIN_LIMIT = 15.0
 LIMITS = {"initial sync": 50.0, "events since, nothing new": 0.1, "events since, one new": 2.0}
 TEXT = "m.room.message"
 
@@ -137,6 +146,39 @@ def expect(holds: bool, what: str) -> None:
         raise RuntimeError(f"this benchmark measures something else: {what} does not hold")
 
 
+def after_joins(report: Report, rooms: list[str]) -> None:
+    """The answers for users of few and of many rooms who have joined one more."""
+    for room_id in rooms[: JOINED[CAROL]]:
+        LocalRoom(room_id).join(CAROL)
+    more = {user: [create_room(HOST) for _ in range(JOINS)] for user in JOINED}
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")
+    for user, count in JOINED.items():
+        answers, costs, times = [sync(user)], [], []
+        for room in more[user]:
+            room.join(user)
+            begun = time.perf_counter()
+            costs.append(cost_of(partial(_next, user, answers), 1).cpu)
+            times.append((time.perf_counter() - begun) * 1000)
+            found = answers[-1].rooms
+            expect([one.room_id for one in found.joined] == [room.room_id], "the joined room is told, and no other")
+        report.add(
+            what=f"sync after a join, {count} rooms",
+            ours=round(statistics.median(times), 3),
+            best=round(min(times), 3),
+            cpu=round(statistics.median(costs), 3),
+            peer="",
+            peer_cpu="",
+            ratio="",
+            limit=JOIN_LIMIT,
+            of_limit=statistics.median(costs) / JOIN_LIMIT,
+        )
+
+
+def _next(user: str, answers: list[SyncAnswer]) -> None:
+    answers.append(sync(user, answers[-1].next_batch))
+
+
 def main() -> None:
     """Make the rooms, measure, report."""
     title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
@@ -163,5 +205,6 @@ def main() -> None:
     nothing = {"rooms": rooms, "since": after.base}
     measured(report, "rooms since, nothing new", lambda: rooms_since(ALICE, after), lambda: read(_ANYTHING, **nothing))
     expect(not rooms_since(ALICE, after), "nothing is new")
+    after_joins(report, rooms)
     notifier.stop_feeds()
     report.finish()

@@ -29,7 +29,8 @@ from events.visibility.access import access_parameters, read_access
 from events.visibility.explain import explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, sees
 from events.visibility.viewer import Viewer
-from script.benchmarks.persist import BenchRoom, cost_of, stored
+from script.benchmarks.copied_joins import copy_joins
+from script.benchmarks.persist import BEGINNING, BenchRoom, cost_of, stored
 from script.benchmarks.report import Report
 from streams.writing.name import use_instance
 from tests.support.range_reader import Seen
@@ -39,7 +40,7 @@ from tests.support.stored_rooms import store_room
 LARGE = "large_v10"
 PAGE, USERS, ROUNDS = 100, 15, 3
 ROUNDS_BY_SIZE = 7
-MEMBERS = (31, 300, 3_000)
+MEMBERS = (31, 300, 3_000, 30_000)
 GROWTH_LIMIT, AROUND_LIMIT = 1.5, 5.0
 EXCEPTIONS_LIMIT = 0.1
 _SECOND = "per class, or ratio"
@@ -150,8 +151,10 @@ def read_by_size(report: Report) -> None:
     rooms: dict[int, list[str]] = {}
     for members in MEMBERS:
         room = BenchRoom(members, f"!{members}:localhost")
-        joined, newest_events = room.set_up(), room.changes(PAGE)
-        stored([*(joined[n : n + 200] for n in range(0, len(joined), 200)), newest_events])()
+        events, newest_events = room.set_up(), room.changes(PAGE)
+        stored([events[:BEGINNING]])()
+        copy_joins(events[BEGINNING:])
+        stored([newest_events])()
         rooms[members] = [event.event_id for event in newest_events]
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")

@@ -22,12 +22,18 @@ from tests.support.wire_client import ready_ports
 
 ANALYZE = program("systemd-analyze")
 needs_systemd = pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze here: Debian's package systemd")
-VALUES = {"FOLLOW": "redis://127.0.0.1:6379?channel=example.org", "KEEP": "30d"}
+VALUES = {
+    "FOLLOW": "redis://127.0.0.1:6379?channel=example.org",
+    "DATABASE": "postgresql://reader@db.example.org/synapse",
+    "SERVER": "redis://127.0.0.1:6379?channel=example.org",
+    "KEEP": "30d",
+}
 INSTANCES = {
     "replsite-serve@": "1",
     "replsite-handlers@": "billing",
     "replsite-jobs@": "1",
     "replsite-record@": "main",
+    "replsite-mirror@": "main",
     "replsite-trim@": "caches",
     "replsite-migrate@": "0.1.0",
 }
@@ -130,7 +136,7 @@ def test_each_file_of_settings_has_its_example(unit):
 
 def test_units_that_wait_for_readiness_are_those_that_tell_it():
     """``Type=notify`` without a word would be killed after its time; a word without ``Type=notify`` is not waited for."""
-    telling = {"serve", "runhandlers", "pipeline"}
+    telling = {"serve", "runhandlers", "pipeline", "mirror"}
     for unit in services():
         ((name, *_), *more) = unit.commands(instance_of(unit), VALUES)
         assert (unit.keys["Type"] == ["notify"]) == (name in telling and not more), unit.name

@@ -31,7 +31,7 @@ class Site:
 
     def __init__(self, folder: Path, database_url: str) -> None:
         self.folder = folder
-        settings, models, self.append, _ = blocks(TUTORIAL, "python")
+        settings, models, self.append, *_ = blocks(TUTORIAL, "python")
         invoice, handlers, self.bulk = blocks(PAGE, "python")
         for name in ("shop", "shop/migrations", "billing", "billing/migrations"):
             (folder / name).mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
 PAGE = PROJECT / "docs" / "tutorial" / "first-stream.md"
-FILES = ("mysite/settings.py", "shop/models.py", "append.py", "read.py")
+FILES = ("mysite/settings.py", "shop/models.py", "append.py", "read.py", "shop/handlers.py")
 
 
 class Newcomer:

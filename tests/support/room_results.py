@@ -70,6 +70,7 @@ class RoomResult:
     """(event_id, auth_event_ids) of state events."""
     forward_extremities: list[str] = field(default_factory=list)
     backward_extremities: list[str] = field(default_factory=list)
+    timeline_gaps: list[int] = field(default_factory=list)
     groups: list[tuple[int, int | None, int, int, int, int]] = field(default_factory=list)
     """(group, prev_group, chain, hops, keys, rows_to_read): ``chain`` is a group number too."""
     group_deltas: list[tuple[int, int, str, str, str | None]] = field(default_factory=list)
@@ -118,6 +119,7 @@ def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -
         result.auth += [(event.event_id, list(event.auth_event_ids)) for event in part.events if event.is_state]
     result.forward_extremities = list(history.forward_extremities())
     result.backward_extremities = list(history.backward_extremities())
+    result.timeline_gaps = list(history.timeline_gaps())
     result.groups, result.group_deltas = list(history.groups()), list(history.group_deltas())
     result.current_state, result.state_deltas = list(history.current_state()), list(history.state_deltas())
     result.visibility = in_order(history.visibility())

@@ -20,7 +20,10 @@ INSIDE_FUNCTIONS = {
     "pipeline.management.commands.import_events": "Spark",
     "pipeline.management.commands.pipeline": "Spark",
     "replsite.checks": "Spark",
-    "streams.management.commands.follow": "Redis",
+    "streams.replication.connectors": "Redis",
+    "pipeline.management.commands.doctor": "Spark",
+    "pipeline.management.commands.mirror": "Spark",
+    "pipeline.mirror.mirroring": "Spark",
     # The process has to be set up before: Django's apps, a forked worker of Spark, an event loop of another kind.
     "streams.caches": "not every site has the app with its table",
     "streams.follow.dead_letters": "Django's apps are loaded later",

@@ -7,10 +7,12 @@ from tests.support.session import PROJECT
 HERE = PROJECT / "tests" / "unit"
 #: Tests that are not of one module, and what they are of.
 OF_SEVERAL_MODULES = {
+    "events/history/test_checked_states.py": "states that are checked: rows, chunked_walk",
     "pipeline/operations/test_arguments_of_operations.py": "all operations",
     "pipeline/operations/test_words.py": "operations that delete",
     "replsite/live_rows/test_json.py": "rows of all tables as JSON",
     "streams/replication/transport/test_admission.py": "who comes in: tcp_scope, tcp_places, tls",
+    "streams/test_package.py": "streams without its app",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
     "test_downloads.py": "the shell functions of script/_environment that load something",
     "test_identifiers.py": "all modules of some packages",

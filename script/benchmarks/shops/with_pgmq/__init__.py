@@ -1,0 +1,1 @@
+"""The shop with pgmq, its SQL functions on Django's connection."""
