@@ -10,10 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from django.db import connections
 from django.db.models import QuerySet
 
 from events.admin.links import event_url, room_url, verdict_words
@@ -21,7 +22,9 @@ from events.admin.room_names import room_names
 from events.arguments import can_be_stored
 from events.models import Event
 from events.reading.event_lines import event_lines
+from streams import registry
 from streams.db.consistent_read import read_only_snapshot
+from streams.reading.positions_by_time import CLOCK_SKEW, position_before
 from streams.runtime.moments import FORMS, moment_of
 from streams.runtime.text import safe_text
 
@@ -30,9 +33,7 @@ EVENTS_EXAMINED = 100_000
 """The most events that one search examines."""
 _NAMES = ("event", "sender", "type", "room", "since", "until", "before")
 _LARGEST = 2**63 - 1
-_CLOCK_SKEW = timedelta(minutes=5)
-"""The most by which times of reception may be out of the order of positions, where transactions overlap."""
-_LAST_MOMENT = datetime.max.replace(tzinfo=UTC) - _CLOCK_SKEW
+_LAST_MOMENT = datetime.max.replace(tzinfo=UTC) - CLOCK_SKEW
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,9 @@ def _examine(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
         events = events.filter(room_id=query.room)
     below = query.below
     if query.until is not None and below > 0:
-        below = min(below, _first_received(query.until + _CLOCK_SKEW, query.using))
+        with connections[query.using].cursor() as cursor:
+            declaration = registry.get("events").declaration
+            below = min(below, position_before(cursor, declaration, query.until + CLOCK_SKEW) + 1)
     examined = events.filter(stream_ordering__lt=below)
     last = examined.values_list("stream_ordering", flat=True)[EVENTS_EXAMINED : EVENTS_EXAMINED + 1].first()
     if last is not None:
@@ -158,21 +161,6 @@ def _examine(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
         "older": "" if end is None else urlencode(names | {"before": end}),
         "examined": f"{EVENTS_EXAMINED:,}" if last is not None and not is_full else "",
     }
-
-
-def _first_received(moment: datetime, using: str) -> int:
-    # A position above which all live events were received at or after the moment, by bisection.
-    live = Event.objects.using(using).filter(stream_ordering__gt=0)
-    low, high = 0, live.order_by("-stream_ordering").values_list("stream_ordering", flat=True).first() or 0
-    while low < high:
-        middle = (low + high) // 2
-        row = live.filter(stream_ordering__gt=middle).order_by("stream_ordering")
-        found = row.values_list("stream_ordering", "received_at").first()
-        if found is None or found[1] >= moment:
-            high = middle
-        else:
-            low = found[0]
-    return low + 1
 
 
 def _rows(events: Sequence[Event], using: str) -> list[FoundEvent]:

@@ -55,11 +55,36 @@ class EventSource(Protocol):
 
     def event_ids(self) -> Iterable[str]: ...
 
-    def creations(self) -> Iterable[ParsedEvent]: ...
+    def creations(self) -> Iterable[ParsedEvent]:
+        """Returns the create events. The first that may begin a room is the room's."""
 
     def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]: ...
 
     def names(self, numbers: Sequence[int]) -> Sequence[str]: ...
+
+
+class EventsInMemory:
+    """The events of one room that are all in memory, with the room's create event. Implements ``EventSource``."""
+
+    def __init__(
+        self, room_id: str, version: RoomVersion, events: Sequence[ParsedEvent], create: ParsedEvent | None
+    ) -> None:
+        self.room_id, self.version, self._events, self._create = room_id, version, events, create
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def event_ids(self) -> Iterable[str]:
+        return (event.event_id for event in self._events)
+
+    def creations(self) -> Iterable[ParsedEvent]:
+        return () if self._create is None else (self._create,)
+
+    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
+        return [self._events[number] for number in numbers]
+
+    def names(self, numbers: Sequence[int]) -> Sequence[str]:
+        return [self._events[number].event_id for number in numbers]
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
@@ -87,25 +112,25 @@ class _OutOfOrder(Exception):
     """An event comes before another that it refers to."""
 
 
-CheckState = Callable[[RoomStates, ParsedEvent], None]
-"""Called after each event. It may replace the state group after the event, ``states.after[event.event_id]``, or give one."""
+MakeStates = Callable[[RoomVersion, Sequence[ParsedEvent], Stored], RoomStates]
+"""``RoomStates``, or a subclass that knows states of the room which do not follow from its events."""
 
 
 def walk_room(
-    source: EventSource, chunk: int, watch: Callable[[int], None], check_state: CheckState | None = None
+    source: EventSource, chunk: int, watch: Callable[[int], None], make_states: MakeStates = RoomStates
 ) -> RoomWalk:
     """Walks all events of a room, ``chunk`` at a time. Calls ``watch`` with the number of events that are done.
 
-    If the events are out of order, the walk begins a second time, with another ``RoomStates`` for ``check_state``.
+    If the events are out of order, the walk begins a second time, with other ``RoomStates``.
     """
     count = len(source)
     numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
-    walk = RoomWalk(source, chunk, numbers, check_state)
+    walk = RoomWalk(source, chunk, numbers, make_states)
     try:
         walk.run(range(count), watch, in_order=True)
     except _OutOfOrder:
         numbers = EventNumbers(source.event_ids(), count, source.names) if numbers is None else numbers
-        walk = RoomWalk(source, chunk, numbers, check_state)
+        walk = RoomWalk(source, chunk, numbers, make_states)
         walk.run_sorted(watch)
     return walk
 
@@ -114,24 +139,15 @@ class RoomWalk:
     """One walk through the events of a room. The number -1 stands for an unknown state group."""
 
     def __init__(
-        self, source: EventSource, chunk: int, numbers: EventNumbers | None, check_state: CheckState | None = None
+        self, source: EventSource, chunk: int, numbers: EventNumbers | None, make_states: MakeStates = RoomStates
     ) -> None:
         """``numbers`` may be None if all events form one chunk and come in causal order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
-        self.create = next((event for event in source.creations() if not event.outlier and is_create(event)), None)
-        stored = Stored(
-            {},
-            self.create,
-            GroupBuilder(),
-            {},
-            lambda _states: None,
-            from_dump=True,
-            whole=True,
-            check_state=check_state,
-        )
-        self.states = RoomStates(source.version, (), stored)
+        self.create = next(filter(is_create, source.creations()), None)
+        stored = Stored({}, self.create, GroupBuilder(), {}, lambda _states: None, from_dump=True, whole=True)
+        self.states = make_states(source.version, (), stored)
         self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
         self.flags = bytearray(count)
         self.reasons: dict[int, str] = {}

@@ -8,7 +8,7 @@ rows cannot answer. A doubt is not counted as a difference.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from events.format.parsing import RULED_TYPES, ParsedEvent
 from events.integrity.expected_rows import Columns, Computed, StoredEvent, StoredRows, compute, stored_before
 from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
-from events.visibility.recompute import show_the_same
+from events.visibility.same_ranges import show_the_same
 
 SUBJECTS = ("state", "extremities", "visibility")
 EVERYTHING = "rooms"
@@ -130,9 +130,9 @@ def _room(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     table = "events_room"
     if should.create is not None:
         yield from _create(rows, should.create)
-    unresolved = should.current_group is None
+    unresolved = should.history.current is None
     # A room without forward extremities has no current state, with the flag (as an import sets it) and without.
-    if should.forward and rows.current_state_unresolved != unresolved:
+    if any(should.history.forward_extremities()) and rows.current_state_unresolved != unresolved:
         stored = rows.current_state_unresolved
         yield Difference("state", table, rows.room_id, "current_state_unresolved", stored, unresolved)
 
@@ -162,7 +162,7 @@ def _events(rows: StoredRows, should: Computed) -> Iterator[Difference]:
             for column in COLUMNS_OF_THE_EVENT:
                 if (found := getattr(row.columns, column)) != (computed := getattr(right, column)):
                     yield Difference("state", "events_event", row.event_id, column, found, computed)
-        if event.event_id in should.states.after and row.rejected_reason != event.rejected_reason:
+        if event.event_id in should.after and row.rejected_reason != event.rejected_reason:
             reason = event.rejected_reason
             yield Difference("state", "events_event", row.event_id, "rejected_reason", row.rejected_reason, reason)
 
@@ -185,7 +185,7 @@ def _graph(rows: StoredRows, should: Computed) -> Iterator[Difference]:
 
 def _states(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     for row in rows.events:
-        known = row.event_id in should.states.after
+        known = row.event_id in should.after
         unresolved = not row.outlier and not known
         if row.state_unresolved != unresolved:
             yield Difference(
@@ -199,7 +199,7 @@ def _states(rows: StoredRows, should: Computed) -> Iterator[Difference]:
 
 def _other_state(row: StoredEvent, should: Computed, side: str) -> Difference:
     group = row.state_group if side == "after" else stored_before(row, should.stored)
-    wanted = (should.states.after if side == "after" else should.states.before).get(row.event_id)
+    wanted = (should.after if side == "after" else should.before).get(row.event_id)
     if wanted is None or group not in should.stored or group is None:
         found = (
             None if group is None else f"group {group}, which is not stored" if group not in should.stored else group
@@ -223,7 +223,7 @@ def _size(should: Computed, group: int | None) -> str | None:
 
 
 def _current(rows: StoredRows, should: Computed) -> Iterator[Difference]:
-    right: Mapping[tuple[str, str], tuple[str, str | None]] = should.current or {}
+    right = {(kind, key): (event_id, found) for kind, key, event_id, found in should.history.current_state()}
     for key in sorted(rows.current.keys() | right.keys()):
         stored, computed = rows.current.get(key), right.get(key)
         if stored != computed:
@@ -248,8 +248,8 @@ def _redacted(rows: StoredRows, should: Computed) -> Iterator[Difference]:
 
 def _extremities(rows: StoredRows, should: Computed) -> Iterator[Difference]:
     both = (
-        ("events_forwardextremity", rows.forward, should.forward),
-        ("events_backwardextremity", rows.backward, should.backward),
+        ("events_forwardextremity", rows.forward, set(should.history.forward_extremities())),
+        ("events_backwardextremity", rows.backward, set(should.history.backward_extremities())),
     )
     for table, stored, right in both:
         for event_id in sorted(stored ^ right):
@@ -299,6 +299,6 @@ def _is_cut_off(rows: StoredRows, should: Computed) -> bool:
 
 def _may_be_unknown(rows: StoredRows, should: Computed) -> bool:
     # an import could not compute ranges
-    return should.current_group is None or any(
-        row.event_id not in should.states.after for row in rows.events if is_accepted(should.events[row.event_id])
+    return should.history.current is None or any(
+        row.event_id not in should.after for row in rows.events if is_accepted(should.events[row.event_id])
     )

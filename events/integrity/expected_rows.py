@@ -13,18 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
+from events.columns import event_fields
 from events.format.parsing import ParsedEvent, Verdict, event_of_columns
+from events.history.chunked_walk import EventsInMemory
+from events.history.rows import RoomHistory
 from events.integrity.group_digests import DeltaRow, Digests, GroupRow, StoredGroups
-from events.room.graph import backward_extremities, is_accepted
-from events.room.state_assignment import RoomStates, Stored, is_create
+from events.room.graph import is_accepted
+from events.room.state_assignment import RoomStates, is_create
 from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.recompute import GraphRanges
 from events.visibility.viewer import membership
-from state.groups.deltas import GroupBuilder, StateKey
-from state.rules.room_versions import RoomVersion, room_version
+from state.groups.deltas import StateKey
+from state.rules.room_versions import room_version
 
 
 class Columns(NamedTuple):
@@ -48,18 +51,8 @@ class Columns(NamedTuple):
     def of(cls, event: ParsedEvent) -> Columns:
         # an outlier has no edges, and a message has no auth row
         prevs = [] if event.outlier else sorted(event.prev_event_ids)
-        return cls(
-            event.type,
-            event.state_key,
-            event.sender,
-            event.depth,
-            event.origin_server_ts,
-            event.membership,
-            event.redacts,
-            event.relates_to,
-            prevs,
-            None if event.state_key is None else [*event.auth_event_ids],
-        )
+        auth = None if event.state_key is None else [*event.auth_event_ids]
+        return cls._make((*event_fields(event)[2:10], prevs, auth))
 
 
 class StoredEvent(NamedTuple):
@@ -115,26 +108,23 @@ class _CheckedStates(RoomStates):
 
     def __init__(
         self,
-        version: RoomVersion,
-        events: Sequence[ParsedEvent],
-        create: ParsedEvent | None,
+        stored_groups: StoredGroups,
         given_groups: Mapping[str, int],
+        event_ids: Iterable[str],
+        *arguments: Any,
     ) -> None:
-        stored = Stored(
-            {},
-            create,
-            GroupBuilder(),
-            {},
-            lambda _states: None,
-            from_dump=True,
-            whole=True,
-            without_state=lambda _ids, _most: (),
-        )
-        super().__init__(version, events, stored)
+        super().__init__(*arguments)
+        self.unplaced.update(event_ids)
+        self.accepts_unproven = False
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
-        self.stored_groups = StoredGroups((), ())
+        self.stored_groups = stored_groups
         self._given_groups = given_groups
+
+    def _assign(self, event: ParsedEvent) -> None:
+        super()._assign(event)
+        if event.event_id in self.after:
+            self.unplaced.discard(event.event_id)
 
     def _before(self, event: ParsedEvent) -> int | None:
         known = self._after_prevs(event)
@@ -162,21 +152,20 @@ class Computed:
     """Event ID -> event, by its JSON or else by its columns, with the stored verdict."""
     stored: StoredGroups
     states: _CheckedStates
+    before: Mapping[str, int]
+    """Event ID -> the computed group before the event, if it is known."""
+    after: Mapping[str, int]
     create: ParsedEvent | None
-    graph: GraphRanges
+    history: RoomHistory
     ranges: list[VisibilityRow] | None
-    forward: set[str]
-    """The forward extremities."""
-    current_group: int | None
-    """The computed group of the current state, or None if it is unknown."""
 
     @property
     def known_ranges(self) -> list[VisibilityRow] | None:
-        return None if self.current_group is None else self.ranges
+        return None if self.history.current is None else self.ranges
 
     def state_before_is_right(self, event: StoredEvent) -> bool:
         """True unless the stored state before the event differs from the computed one. If none could be computed: true."""
-        wanted = self.states.before.get(event.event_id)
+        wanted = self.before.get(event.event_id)
         if wanted is None:
             return True
         group = stored_before(event, self.stored)
@@ -184,57 +173,43 @@ class Computed:
 
     def state_after_is_right(self, event: StoredEvent) -> bool:
         """True unless the stored state after the event differs. If none could be computed, the event must have no group."""
-        wanted = self.states.after.get(event.event_id)
+        wanted = self.after.get(event.event_id)
         if wanted is None:
             return event.state_group is None
         group = event.state_group
         return group is not None and self.stored.digests.get(group) == self.states.digests.of(wanted)
 
-    @property
-    def backward(self) -> set[str]:
-        return set(backward_extremities(self.events.values()))
-
-    @property
-    def current(self) -> dict[StateKey, tuple[str, str | None]] | None:
-        if self.current_group is None:
-            return None
-        state = self.states.builder.expand(self.current_group)
-        return {
-            key: (event_id, found.membership if (found := self.events.get(event_id)) else None)
-            for key, event_id in state.items()
-        }
-
     def redactions(self) -> dict[str, list[str]]:
         """Returns for each redacted event the accepted redactions that take effect, in stream order."""
-        found: dict[str, list[str]] = {}
-        for row in self.rows.events:
-            event = self.events[row.event_id]
-            if event.redacts in self.events and is_accepted(event) and self.graph.redacts_something(event):
-                found.setdefault(event.redacts or "", []).append(event.event_id)
-        return found
+        ids = [row.event_id for row in self.rows.events]
+        return {ids[target]: [ids[number] for number in found] for target, found in self.history.redacted.items()}
 
     def undecided(self, event_id: str | None) -> bool:
         """True for an accepted redaction whose effect is unknown, because the state before it is."""
         event = self.events.get(event_id or "")
-        return event is not None and is_accepted(event) and event_id not in self.states.before
+        return event is not None and is_accepted(event) and event_id not in self.before
 
 
 def compute(rows: StoredRows) -> Computed:
     """Returns the values that the rows of a room should have. Sends no query. Raises ``UnknownRoomVersion``."""
-    version = room_version(rows.room_version)
     events = {row.event_id: row.parsed or event_of_row(row, rows.room_id, rows.room_version) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
-    states = _CheckedStates(version, list(events.values()), create, _given_groups(rows, events, stored))
-    states.stored_groups = stored
-    states.assign(list(events.values()))
-    graph = [states.events[event_id] for event_id, event in events.items() if not event.outlier]
-    targets = {event.event_id: (event.type, event.sender) for event in events.values()}
-    ranges = GraphRanges(graph, states, targets)
-    found, current = ranges.ranges(), ranges.current
+    source = EventsInMemory(rows.room_id, room_version(rows.room_version), list(events.values()), create)
+    make_states = partial(_CheckedStates, stored, _given_groups(rows, events, stored), events)
+    history = RoomHistory(source, max(len(source), 1), make_states=make_states, stored=True)
+    authorised = history.walk.with_verdicts(range(len(source)))
+    before, after = (
+        {event_id: group for event_id, group in zip(events, groups, strict=True) if group >= 0}
+        for groups in (history.walk.before, history.walk.after)
+    )
+    found = history.ranges([row.stream_ordering for row in rows.events])
     if found is not None:
-        found = in_order([*found, *_cuts_of_before(rows, graph, states, current)])
-    return Computed(rows, dict(states.events), stored, states, create, ranges, found, set(ranges.extremities), current)
+        found = in_order([*found, *_cuts_of_before(rows, authorised, history)])
+    states = cast("_CheckedStates", history.states)
+    return Computed(
+        rows, dict(zip(events, authorised, strict=True)), stored, states, before, after, create, history, found
+    )
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
@@ -270,17 +245,15 @@ def _create(rows: StoredRows, events: Iterable[ParsedEvent]) -> ParsedEvent | No
     return next(iter([*(event for event in named if not event.outlier), *inside, *named, *creates]), None)
 
 
-def _cuts_of_before(
-    rows: StoredRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
-) -> list[VisibilityRow]:
+def _cuts_of_before(rows: StoredRows, events: Sequence[ParsedEvent], history: RoomHistory) -> list[VisibilityRow]:
     # Stored cuts of users who left before the oldest stored live event, and have not joined again, cannot be computed
     # any more, so they are taken as right.
-    places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
+    places = [event.stream_ordering for event in events if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
     kept = [row for row in rows.ranges if row.kind == "cut" and row.last is None and row.first < first]
-    if current is None or not kept:
+    if history.current is None or not kept:
         return []
-    state = states.state(current)
+    state = history.states.state(history.current)
     return [row for row in kept if membership(state, row.user_id or "") not in (None, "join")]
 
 

@@ -257,7 +257,7 @@ class _Groups:
     def _after(self, event_id: str) -> int:
         # That of a state event is built on the group before the event, because the group below is read as the state
         # before.
-        after, before = self._states.after[event_id], self._states.before.get(event_id)
+        after, before = self._computed.after[event_id], self._computed.before.get(event_id)
         event = self._computed.events[event_id]
         if before is None or before == after or event.state_key is None:
             return self._number(after)

@@ -34,11 +34,11 @@ from events.format.redaction import may_redact
 from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.persist.state_changes import users_of
 from events.room_lock import changing_room
 from events.rows import BY_INDEX, CHANGE_ROOM, MAKE_ROOMS, RoomRows, open_gaps, write
 from events.stored_states import StoredStates
-from events.visibility.rebuild import rebuild_visibility
 from state.rules.auth_rules import AuthRules
 from state.rules.room_versions import room_version
 from streams.holds.hold import CHANGE_FACTS

@@ -726,7 +726,8 @@ class _StoredExtremities:
             prev for prev in self._batch_ids & set(node.prev_event_ids) if not self._states.events[prev].backfilled
         }
         earlier = set() if node.backfilled else batch_ids | self._room.live_among(node.prev_event_ids)
-        return self._states.reached(node, self._states.before.get(node.event_id), earlier)
+        states = self._states
+        return states.reached(node.prev_event_ids, states.before.get(node.event_id), earlier, states.after)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
         # The same for a stored event where the query of ``_above`` cannot tell (``surely`` is false), or the batch
@@ -736,7 +737,7 @@ class _StoredExtremities:
             event = room.events[event_id]
             before = states.before[event_id] if event_id in states.before else room.adopt_before(event_id)
             room.adopt_after(event.prev_event_ids)
-            self._reached_by[event_id] = states.reached(event, before, ())
+            self._reached_by[event_id] = states.reached(event.prev_event_ids, before, (), states.after)
         return self._reached_by[event_id]
 
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:

@@ -21,11 +21,11 @@ from events.errors import EventUnreadable
 from events.models import CurrentStateDelta, Event
 from events.persist.backfill_ranges import write_backfill_ranges
 from events.persist.next_rows import RoomChanges
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.room.graph import is_accepted
 from events.rows import RoomRows, open_gaps, write
-from events.visibility.rebuild import rebuild_visibility
 from state.group_ids import GROUP_SEQUENCE, reserve_group_ids
 from streams import registry
 from streams.caches import append_invalidations

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.room.graph import Id, Node, is_accepted
-from events.room.state_assignment import RoomStates
+from events.room.state_assignment import GroupsAfter, RoomStates
 from state.rules.auth_selection import State
 
 _MOST_STATES_PER_EVENT = 50
@@ -32,16 +32,11 @@ _MOST_STATES_PER_EVENT = 50
 With more states, the current state is not computed again until the last event. To resolve them after every event would take
 time in proportion to the square of their number. The final current state is always computed."""
 _Id_co = TypeVar("_Id_co", covariant=True)
-_Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
     @property
     def soft_failure_given(self) -> bool: ...
-
-
-class GroupsAfter(Protocol[_Id_contra]):
-    def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
 class ForwardExtremities(Generic[Id]):

@@ -184,9 +184,3 @@ def on_cycles(left: Collection[int], below: Below) -> list[int]:
                 if not above[other]:
                     tops.append(other)
     return sorted(staying)
-
-
-def backward_extremities(nodes: Iterable[Node[str]]) -> list[str]:
-    inside = {node.event_id for node in nodes if not node.outlier}
-    gaps = {prev: None for node in nodes if not node.outlier for prev in node.prev_event_ids if prev not in inside}
-    return list(gaps)

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.format.signatures import signed_by
 from events.room.event_auth import EventAuthorizer
-from events.room.graph import causal_order, cycles
+from events.room.graph import Id, causal_order, cycles
 from state.groups.deltas import GroupBuilder, StateKey
 from state.resolution.auth_graph import AuthGraph
 from state.resolution.local_difference import Reads
@@ -30,6 +30,7 @@ from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import AuthEvent
 from state.rules.room_versions import RoomVersion, room_version
 
+_Id_contra = TypeVar("_Id_contra", contravariant=True)
 _MOST_UNPLACED = 2_000
 """The most events without a known state that are examined in the auth chain of an event. The room is locked meanwhile."""
 CYCLE = "cycle: its prev or auth events lead back to it"
@@ -45,9 +46,8 @@ def is_create(event: ParsedEvent) -> bool:
     return not event.auth_event_ids and AuthRules(room_version(event.room_version)).refusal(event, {}) is None
 
 
-class Reaching(Protocol):
-    @property
-    def prev_event_ids(self) -> tuple[str, ...]: ...
+class GroupsAfter(Protocol[_Id_contra]):
+    def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
 class GroupState:
@@ -106,7 +106,6 @@ class Stored:
     whole: bool = False
     reads: Reads | None = None
     without_state: Callable[[Collection[str], int | None], Collection[str] | None] | None = None
-    check_state: Callable[[RoomStates, ParsedEvent], None] | None = None
 
 
 class RoomStates:
@@ -148,7 +147,6 @@ class RoomStates:
         self._resolved = stored.resolved if stored is not None else {}
         self._whole = stored is None or stored.whole
         self._reads = stored.reads if stored is not None else None
-        self._check_state = stored.check_state if stored is not None else None
         self._last_state: GroupState | None = None
 
     @cached_property
@@ -177,8 +175,6 @@ class RoomStates:
             if self._whole and event.state_key is not None:
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
-            if self._check_state is not None:
-                self._check_state(self, event)
 
     def reject(self, event: ParsedEvent, reason: str) -> None:
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
@@ -205,27 +201,27 @@ class RoomStates:
             self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
         return self._resolved[resolvable]
 
-    def reached(self, event: Reaching, before: int | None, earlier: Container[str]) -> Sequence[str]:
+    def reached(
+        self, prevs: Sequence[Id], before: int | None, earlier: Container[Id], after: GroupsAfter[Id]
+    ) -> Sequence[Id]:
         """Returns the prev events that an event *reaches*: those whose states are part of the state before the event.
 
-        ``before`` is the group of that state. If it follows from the prev events, or is not known, all are reached. If
-        another server gave it, it may contradict the states after the prev events. Then those in ``earlier``, which
-        were stored before the event, are reached. A later one is reached only if the state after it, or the resolved
-        state after all known prev events, equals ``before``.
+        ``before`` is the group of that state, and ``after`` maps events to the groups after them. If ``before`` follows
+        from the prev events, or is not known, all are reached. If another server gave it, it may contradict the states
+        after the prev events. Then those in ``earlier``, which were stored before the event, are reached. A later one is
+        reached only if the state after it, or the resolved state after all known prev events, equals ``before``.
 
         This prevents an attack. A server sends an event above a gap, with an old state, and withholds the events in the
         gap. Later it sends the withheld events, whose prev edges lead down to the forward extremities. If the first
         event reached the withheld events, the room would go back to the old state.
         """
-        prevs = event.prev_event_ids
         late = [prev for prev in prevs if prev not in earlier]
         if before is None or not late:
             return prevs
-        differing = {prev for prev in late if not self._are_equal(self.after.get(prev), before)}
-        if differing and self._are_equal(
-            self.merged([self.after[prev] for prev in prevs if prev in self.after]), before
-        ):
-            differing.difference_update(self.after)
+        known = {prev: group for prev in prevs if (group := after.get(prev)) is not None}
+        differing = {prev for prev in late if not self._are_equal(known.get(prev), before)}
+        if differing and self._are_equal(self.merged(known.values()), before):
+            differing.difference_update(known)
         return [prev for prev in prevs if prev not in differing]
 
     def _are_equal(self, group: int | None, other: int) -> bool:

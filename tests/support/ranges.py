@@ -6,9 +6,9 @@ from django.db import connection
 
 from events.integrity.repair import check_room
 from events.models import EventVisibility
+from events.persist.rebuild_visibility import recomputed_ranges
 from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.rebuild import recomputed_ranges
-from events.visibility.recompute import show_the_same
+from events.visibility.same_ranges import show_the_same
 from tests.support.persisted_rooms import current_state, replayed_state
 
 __all__ = ["accepted_places", "assert_all_ways_agree", "stored_ranges"]

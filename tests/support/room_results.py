@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
+from events.history.chunked_walk import EventsInMemory
 from events.history.rows import EVENTS_PER_CHUNK, RoomHistory
 from events.visibility.ranges import VisibilityRow, in_order
 from state.rules.room_versions import room_version
@@ -17,14 +18,11 @@ _STATE_UNRESOLVED = EVENT_COLUMNS.index("state_unresolved")
 _REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
 
 
-class GivenEvents:
-    """Events of one room that are all in memory (``events.history.chunked_walk.EventSource``)."""
-
+class GivenEvents(EventsInMemory):
     def __init__(self, events: Sequence[ParsedEvent]) -> None:
         if not events:
             raise HistoryError("there are no events")
-        self._events = events
-        self.room_id, self.version = events[0].room_id, room_version(events[0].room_version)
+        super().__init__(events[0].room_id, room_version(events[0].room_version), events, None)
 
     def check(self) -> None:
         """Raises ``HistoryError`` if the events are of several rooms or versions."""
@@ -33,20 +31,8 @@ class GivenEvents:
             shown = ", ".join(sorted(f"{room} (version {version})" for room, version in rooms)[:5])
             raise HistoryError(f"the events are of {len(rooms)} rooms or versions instead of one: {shown}")
 
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def event_ids(self) -> Iterable[str]:
-        return (event.event_id for event in self._events)
-
     def creations(self) -> Iterable[ParsedEvent]:
-        return (event for event in self._events if event.type == "m.room.create")
-
-    def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        return [self._events[number] for number in numbers]
-
-    def names(self, numbers: Sequence[int]) -> Sequence[str]:
-        return [self._events[number].event_id for number in numbers]
+        return (event for event in self._events if event.type == "m.room.create" and not event.outlier)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ from events.errors import RangesDisagree
 from events.integrity.repair import resync_room
 from events.models import CurrentState, Event, EventVisibility
 from events.persist.batch import with_state
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.reading.pages import timeline_of
-from events.visibility.rebuild import rebuild_visibility
 from tests.integration.events.test_gap_filling import closed_room
 from tests.integration.events.test_visible_sql import compare
 from tests.support.made_rooms import ALICE, BOB, EVE

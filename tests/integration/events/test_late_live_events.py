@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from events.integrity.repair import resync_room
 from events.models import EventVisibility
+from events.persist.rebuild_visibility import recomputed_ranges
 from events.reading.pages import timeline_of
-from events.visibility.rebuild import recomputed_ranges
 from tests.integration.events.test_extremities import with_its_state
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all

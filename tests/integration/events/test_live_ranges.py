@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from events.format.parsing import ParsedEvent
 from events.models import Event, EventVisibility, Room
+from events.persist.rebuild_visibility import rebuild_visibility, recomputed_ranges
 from events.persist.room_cache import clear_caches
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
-from events.visibility.recompute import show_the_same
+from events.visibility.same_ranges import show_the_same
 from tests.integration.events.test_visible_sql import STRANGER, by_join, compare
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms

@@ -9,8 +9,8 @@ from django.core.management import call_command
 
 from events.integrity.repair import check_room
 from events.models import EventVisibility
-from events.visibility.rebuild import recomputed_ranges
-from events.visibility.recompute import show_the_same
+from events.persist.rebuild_visibility import recomputed_ranges
+from events.visibility.same_ranges import show_the_same
 from tests.integration.events.test_extremities import with_its_state
 from tests.integration.events.test_gap_filling import assert_ranges_tell_what_the_rule_tells, backfill
 from tests.integration.events.test_live_is_bulk import states_of

@@ -34,13 +34,13 @@ from events.models import (
 from events.operations import purge_history
 from events.operations.purge_history import purge_events, room_figures
 from events.persist.batch import with_state
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.persist.room_cache import clear_caches
 from events.reading import pages
 from events.reading.pages import timeline_of
 from events.reading.state_at import states_at
 from events.reading.timeline import timeline
 from events.visibility.explain import explain_visibility
-from events.visibility.rebuild import rebuild_visibility
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states

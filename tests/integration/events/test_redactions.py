@@ -10,8 +10,8 @@ from events.columns import EVENT_COLUMNS
 from events.integrity.repair import check_room, resync_room
 from events.models import Event, EventVisibility
 from events.models.visibility import VisibleEvent
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.visibility.explain import explain_visibility
-from events.visibility.rebuild import rebuild_visibility
 from events.visibility.rule import Rule
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all

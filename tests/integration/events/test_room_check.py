@@ -76,6 +76,7 @@ def test_a_room_of_outliers_only_is_clean(number):
     assert found(made.room_id) == ({}, [], [])
 
 
+@pytest.mark.scenario
 def test_large_room_is_clean():
     events = parsed("large_v10", told=False)
     store_room(events)

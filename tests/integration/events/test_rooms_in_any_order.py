@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from events.integrity.repair import check_room
 from events.models import Event, Room
+from events.persist.rebuild_visibility import rebuild_visibility, recomputed_ranges
 from events.persist.room_cache import clear_caches
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
 from state.rules.room_versions import room_version
 from tests.integration.events.test_extremities import iter_growing, with_its_state
 from tests.integration.events.test_live_ranges import as_they_came, overlaps

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from events.persist.batch import with_state
+from events.persist.rebuild_visibility import rebuild_visibility
 from events.sending.send import LocalRoom
-from events.visibility.rebuild import rebuild_visibility
 from tests.integration.events.test_extremities import with_its_state
 from tests.integration.events.test_room_check import generated, states_of
 from tests.support.effort import examples

@@ -5,7 +5,7 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 
 from events.models import EventVisibility, Room
-from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
+from events.persist.rebuild_visibility import rebuild_visibility, recomputed_ranges
 from tests.oracle.answers import parsed
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms

@@ -1,10 +1,11 @@
-"""The state after each event is passed on, and whoever checks it may give or replace it."""
+"""``RoomStates`` of the caller see the state after each event, and may give or replace it."""
 
 from __future__ import annotations
 
 import pytest
 
 from events.history.rows import RoomHistory
+from events.room.state_assignment import RoomStates
 from tests.support.made_rooms import MadeRoom
 from tests.support.room_results import GivenEvents
 
@@ -12,7 +13,12 @@ TOPIC = ("m.room.topic", "")
 
 
 def history(made, check, chunk):
-    return RoomHistory(GivenEvents(made.events), chunk, check_state=check)
+    class Checked(RoomStates):
+        def _assign(self, event):
+            super()._assign(event)
+            check(self, event)
+
+    return RoomHistory(GivenEvents(made.events), chunk, make_states=Checked)
 
 
 @pytest.mark.parametrize("chunk", [2, 1_000])

@@ -128,7 +128,7 @@ def test_messages_are_not_kept_and_each_event_is_fetched_twice():
         made.message()
     source, told = CountedEvents(made.events), []
     history = RoomHistory(source, 10, told.append)
-    assert list(history._walk.states.events) == [made.create.event_id, made.alice.event_id]
+    assert list(history.states.events) == [made.create.event_id, made.alice.event_id]
     assert (source.fetched, source.most) == (202, 10)
     assert sum(len(part.events) for part in history.events()) == 202 and source.fetched == 404
     assert told == [*range(10, 201, 10), 202]

@@ -480,6 +480,6 @@ def test_a_history_is_freed_without_the_collector():
         history = RoomHistory(GivenEvents(made.events))
         for rows in (history.events(), history.state_deltas(), history.visibility()):
             list(rows)
-        gone = [weakref.ref(found) for found in (history, history._walk, history._walk.states)]
+        gone = [weakref.ref(found) for found in (history, history.walk, history.states)]
         del history, rows
         assert [found() for found in gone] == [None] * 3

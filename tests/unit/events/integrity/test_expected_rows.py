@@ -34,8 +34,8 @@ def rows_of(made, told, state):
 
 
 def state_at(rows, event):
-    states = compute(rows).states
-    return states.builder.expand(states.before[event.event_id])
+    computed = compute(rows)
+    return computed.states.builder.expand(computed.before[event.event_id])
 
 
 def test_branches_on_a_told_state_resolve_as_full_states_do_when_parts_of_it_came_last():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from events.room.extremities import ForwardExtremities
-from events.room.graph import backward_extremities, causal_order, cycles
+from events.room.graph import causal_order, cycles
 from tests.support.growth import growth
 
 
@@ -100,20 +100,6 @@ def test_many_events_on_one_long_rejected_branch_take_linear_time():
         return found
 
     assert growth(make, 1_000) < 10
-
-
-def test_gaps_are_prev_events_that_are_missing_or_outliers():
-    nodes = [
-        Node("a", ("gone", "o")),
-        Node("o", outlier=True),
-        Node("b", ("a", "gone")),
-        Node("p", ("q",), outlier=True),
-    ]
-    assert backward_extremities(nodes) == ["gone", "o"]
-
-
-def test_gap_below_a_rejected_event_counts():
-    assert backward_extremities([Node("r", ("gone",), rejected_reason="x")]) == ["gone"]
 
 
 def grown(*nodes):

@@ -1,10 +1,11 @@
 """Whether two sets of ranges tell the same: against counting event by event."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from events.visibility.ranges import VisibilityRow
-from events.visibility.recompute import show_the_same
+from events.visibility.same_ranges import show_the_same
 
 PLACES = range(2, 40, 3)
 SPANS = st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 40)))
@@ -59,3 +60,37 @@ def test_very_many_hidden_events_take_linear_time():
 def test_room_wide_kinds_are_told_apart():
     one, other = (VisibilityRow(None, kind, 2, None) for kind in ("world", "shared"))
     assert not show_the_same([one], [other], PLACES) and show_the_same([one], [one], PLACES)
+
+
+FEW = [-7, -3, 2, 5, 6, 9]
+
+
+def rows(*ranges):
+    return [VisibilityRow(*row) for row in ranges]
+
+
+SAME = {
+    "split": ([("@a", "joined", -7, 9)], [("@a", "joined", -7, -3), ("@a", "joined", 2, 6), ("@a", "joined", 9, 9)]),
+    "open": ([("@a", "joined", 2, None)], [("@a", "joined", 0, 9)]),
+    "single": ([("@a", "joined", 2, 6)], [("@a", "joined", 2, 5), ("@a", "shown", 6, 6)]),
+    "hidden": ([("@a", "joined", 2, 9), ("@a", "hidden", 5, 5)], [("@a", "joined", 2, 2), ("@a", "invited", 6, 9)]),
+    "hidden alone": ([("@a", "joined", 5, 5), ("@a", "hidden", 5, 5)], []),
+    "between events": ([(None, "world", 3, 4)], []),
+}
+OTHER = {
+    "shorter": ([("@a", "joined", 2, 9)], [("@a", "joined", 2, 6)]),
+    "of another": ([("@a", "joined", 2, 9)], [("@b", "joined", 2, 9)]),
+    "of another kind": ([(None, "world", 2, 9)], [(None, "shared", 2, 9)]),
+    "not hidden": ([("@a", "joined", 2, 9), ("@a", "hidden", 5, 5)], [("@a", "joined", 2, 9)]),
+    "cut elsewhere": ([("@a", "cut", 5, None)], [("@a", "cut", 6, None)]),
+}
+
+
+@pytest.mark.parametrize("one, other", SAME.values(), ids=SAME)
+def test_layout_does_not_matter(one, other):
+    assert show_the_same(rows(*one), rows(*other), FEW)
+
+
+@pytest.mark.parametrize("one, other", OTHER.values(), ids=OTHER)
+def test_who_sees_what_matters(one, other):
+    assert not show_the_same(rows(*one), rows(*other), FEW) and not show_the_same(rows(*other), rows(*one), FEW)
