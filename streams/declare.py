@@ -21,8 +21,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from django.db.backends.utils import names_digest
-from django.db.models import AutoField, Field, ForeignKey, Index, Model
+from django.db.models import AutoField, CompositePrimaryKey, Field, ForeignKey, Index, Model
 from django.db.models.fields.related import lazy_related_operation
+from django.db.models.query_utils import DeferredAttribute
 
 from streams.core import lookup
 from streams.core.declaration import NEWEST_PER_KINDS, Column, ColumnKind, FactTable, StreamDeclaration
@@ -94,6 +95,8 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
     The stream is the attribute ``stream`` of the class. Raises ``TypeError`` for a class or field that cannot be
     declared.
     """
+    if not isinstance(name, str):
+        raise TypeError('stream() needs the name of the stream: write @stream("orders") above the class.')
 
     def declare(model: M) -> M:
         _check_model(model, name, version)
@@ -102,8 +105,11 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
         for option, field_name in (("key", key), ("newest_per", newest_per)):
             if field_name and field_name not in by_name:
                 raise TypeError(f"{model.__name__}: {option}={field_name!r} names no field of the class.")
-        if newest_per and _column(model, by_name[newest_per]).kind not in NEWEST_PER_KINDS:
-            raise TypeError(f"{model.__name__}: newest_per={newest_per!r} must name a text, a whole number or a UUID.")
+            if field_name and _column(model, by_name[field_name]).kind not in NEWEST_PER_KINDS:
+                # Equal values of others have several texts (1.0 and 1.00), so two writers of one key would not meet.
+                raise TypeError(
+                    f"{model.__name__}: {option}={field_name!r} must name a text, a whole number or a UUID."
+                )
 
         def declaration() -> StreamDeclaration:
             table = FactTable(
@@ -173,11 +179,28 @@ class _StreamOfModel:
         return self._bound
 
 
+class _KeyOfFact(DeferredAttribute):
+    """The automatic primary key. That of a fact that was made of its row is found by the fact's ID when it is used."""
+
+    def __get__(self, instance: Model | None, owner: type[Model] | None = None) -> Any:
+        if instance is None:
+            return self
+        if self.field.attname not in instance.__dict__:
+            instance.refresh_from_db(fields=[self.field.attname])
+        return instance.__dict__[self.field.attname]
+
+
 def _check_model(model: type[Model], name: str, version: int) -> None:
     options = model._meta
-    if not issubclass(model, Fact) or options.abstract or options.proxy:
+    if not issubclass(model, Fact) or options.abstract or options.proxy or options.parents:
         raise TypeError(
-            f"{model.__name__} cannot be the stream {name!r}: decorate a class of its own table, made of streams.Fact."
+            f"{model.__name__} cannot be the stream {name!r}: decorate a class of its own table, made of streams.Fact. "
+            f"Put fields that several classes share into an abstract class."
+        )
+    if isinstance(options.pk, CompositePrimaryKey):
+        raise TypeError(
+            f"{model.__name__} cannot be the stream {name!r}: its primary key has several columns. Leave the key to Django, "
+            f"and add a UniqueConstraint."
         )
     if not _NAME.fullmatch(name):
         raise TypeError(
@@ -185,10 +208,11 @@ def _check_model(model: type[Model], name: str, version: int) -> None:
         )
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise TypeError(f"{model.__name__}: version={version!r} of stream {name!r} must be a whole number from 1.")
-    if hasattr(model, "stream"):
+    reserved = "stream" if hasattr(model, "stream") else "id_field"
+    if reserved == "stream" or any(field.name == reserved for field in options.fields):
         raise TypeError(
-            f"{model.__name__} has an attribute 'stream', which is the name of the stream itself: name it otherwise "
-            f"(db_column='stream' keeps a column of that name)."
+            f"{model.__name__} has an attribute {reserved!r}, which is a name of the engine: name it otherwise "
+            f"(db_column={reserved!r} keeps a column of that name)."
         )
 
 
@@ -214,6 +238,8 @@ def _finish(
             model._meta.indexes = [*model._meta.indexes, index]
             model._meta.original_attrs["indexes"] = model._meta.indexes
     model.stream = _StreamOfModel(bound)  # type: ignore[attr-defined]
+    if isinstance(key := model._meta.pk, AutoField):
+        setattr(model, key.attname, _KeyOfFact(key))
 
     def describe(*_: type[Model]) -> None:
         bound.declaration = declaration()

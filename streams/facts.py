@@ -18,7 +18,7 @@ from streams.core import lookup
 from streams.errors import ForeignFact
 from streams.holds.maintenance import changing_facts
 
-__all__ = ["Fact", "FactQuerySet", "all_rows", "copy_related_keys", "keys_that_cascade"]
+__all__ = ["Fact", "FactQuerySet", "all_rows", "keys_that_cascade", "prepare_for_insert"]
 
 Row = TypeVar("Row", bound=models.Model)
 
@@ -123,6 +123,10 @@ class Fact(models.Model):
         number = getattr(self, self.id_field)
         return f"{type(self).__name__} {'(not appended)' if number is None else number}"
 
+    def clean_fields(self, exclude: Any = None) -> None:
+        """Checks the fields as Django does, except for the ID and the writer, which the append fills in."""
+        super().clean_fields({self.id_field, "instance_name", *(exclude or ())})
+
     def _do_insert(self, manager: Any, using: str, fields: Any, returning_fields: Any, raw: bool) -> Any:
         if raw:
             return super()._do_insert(manager, using, fields, returning_fields, raw)  # type: ignore[misc]
@@ -139,10 +143,12 @@ class Fact(models.Model):
         A fact that was made from a row on the wire has no primary key. Such a fact is found in the table by its ID, and
         gets the primary key of the row.
         """
-        using = using or self._state.db
-        if self.pk is None and (number := getattr(self, self.id_field)) is not None:
+        using, key = using or self._state.db, self._meta.pk.attname
+        if self.__dict__.get(key) is None and (number := getattr(self, self.id_field)) is not None:
             found = all_rows(type(self), using).filter(**{self.id_field: number})
             self.pk = found.values_list("pk", flat=True).get()
+            if fields == [key]:
+                return
         super().refresh_from_db(using, fields, all_rows(type(self), using) if from_queryset is None else from_queryset)
 
     @property
@@ -209,23 +215,34 @@ def _order(model: type[Fact]) -> _Order | None:
     return found
 
 
-# --- foreign keys -------------------------------------------------------------------------------------------------
+# --- what Django's save does before an insert ---------------------------------------------------------------------
 
 
 @cache
-def _relations(model: type[models.Model]) -> tuple[Any, ...]:
+def _to_prepare(model: type[models.Model]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns the relations of a model, and the fields whose values are made or changed when a row is saved."""
     private = [field for field in model._meta.private_fields if hasattr(field, "fk_field")]
-    return *(field for field in model._meta.concrete_fields if field.is_relation), *private
+    relations = *(field for field in model._meta.concrete_fields if field.is_relation), *private
+    return relations, tuple(field for field in model._meta.concrete_fields if _makes_value(field))
 
 
-def copy_related_keys(fact: Fact) -> None:
-    """Sets foreign keys as Django's ``save`` does, if a related object was saved only after it was assigned to the fact.
+def _makes_value(field: models.Field[Any, Any]) -> bool:
+    if isinstance(field, models.DateField | models.TimeField) and type(field).__module__.startswith("django."):
+        return field.auto_now or field.auto_now_add
+    return type(field).pre_save is not models.Field.pre_save
 
-    Raises ``ValueError`` if a related object was not saved. Otherwise the foreign key would silently be NULL.
+
+def prepare_for_insert(fact: Fact) -> None:
+    """Sets what Django's ``save`` sets: foreign keys of objects that were saved meanwhile, and values such as ``auto_now_add``.
+
+    Stores files that a ``FileField`` was given. Raises ``ValueError`` if a related object was not saved. Otherwise the foreign
+    key would silently be NULL.
     """
-    relations = _relations(type(fact))
+    relations, fields = _to_prepare(type(fact))
     if relations:
         fact._prepare_related_fields_for_save(operation_name="append", fields=relations)  # type: ignore[attr-defined]
+    for field in fields:
+        setattr(fact, field.attname, field.pre_save(fact, True))
 
 
 def keys_that_cascade(model: type[models.Model]) -> list[models.ForeignKey[Any, Any]]:

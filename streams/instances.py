@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
+from django.conf import settings
 from django.db import connections
 from django.db.models import Field, JSONField, Model
+from django.utils.timezone import make_naive
 
-from streams.core.declaration import Column, FactTable
+from streams.core.declaration import Column, ColumnKind, FactTable
 from streams.core.named_rows import VERSION, NamedRow, from_json, to_json, upcasts_of
 from streams.errors import UnusableFact
 
@@ -68,6 +71,7 @@ class _Loader:
     def __init__(self, field: Field[Any, Any], column: Column) -> None:
         self.attribute, self.key = field.attname, column.key
         self._field, self._column = field, column
+        self._has_moments = ColumnKind.DATETIME in (column.kind, column.item)
         self._convert: Callable[..., Any] | None = None
         if isinstance(field, JSONField):
             if field.decoder is not None:
@@ -78,6 +82,8 @@ class _Loader:
     def load(self, value: Any, using: str) -> Any:
         """Returns the value that the field has when it is loaded from the database."""
         found = from_json(self._column, value)
+        if self._has_moments and not settings.USE_TZ:
+            found = _naive(found, ZoneInfo(connections[using].timezone_name))
         if self._convert is None or (found is None and isinstance(self._field, JSONField)):
             return found
         return self._convert(found, self._field.cached_col, connections[using])
@@ -90,6 +96,15 @@ class _Loader:
         if isinstance(self._field, JSONField):
             return json.loads(json.dumps(value, cls=self._field.encoder))
         return to_json(self._column, value)
+
+
+def _naive(found: Any, zone: ZoneInfo) -> Any:
+    if isinstance(found, list):
+        return [_naive(item, zone) for item in found]
+    try:
+        return found and make_naive(found, zone)
+    except OverflowError:
+        return None  # as ``from_json``: the year is 10000 there
 
 
 @cache

@@ -189,12 +189,12 @@ def prepare(connection: BaseDatabaseWrapper) -> None:
 def _with_changes_allowed(method: Any) -> Any:
     # Django empties all tables in one statement.
     @wraps(method)
-    def empty(*args: Any, **kwargs: Any) -> Any:
+    def empty(case: Any) -> Any:
         with ExitStack() as stack:
-            for connection in connections.all(initialized_only=True):
-                if connection.vendor == "postgresql":
-                    stack.enter_context(session_changing_facts(connection))
-            return method(*args, **kwargs)
+            for alias in case._databases_names(include_mirrors=False):
+                if connections[alias].vendor == "postgresql":
+                    stack.enter_context(session_changing_facts(connections[alias]))
+            return method(case)
 
     return empty
 

@@ -41,12 +41,13 @@ class BoundStream:
         self.models.append(model)
         self.sample = sample or self.sample
 
-    def foreign(self, fact: Any) -> ForeignFact:
-        """Returns the error for an object whose class is not one of the stream's ``models``."""
-        return ForeignFact(
-            f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
-            f"it is made of {', '.join(model.__name__ for model in self.models)}."
-        )
+    def check_class(self, fact: Any) -> None:
+        """Raises ``ForeignFact`` unless the object's class is one of the stream's ``models``, or a proxy of one."""
+        if type(fact) not in self.models and _concrete_model(fact) not in self.models:
+            raise ForeignFact(
+                f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
+                f"it is made of {', '.join(model.__name__ for model in self.models)}."
+            )
 
     # --- reading the database (cursors of any connection) ---------------------------------------------------------
 
@@ -68,3 +69,7 @@ class BoundStream:
             cursor.execute(maximum_sql(stream.declaration))
             found = max(found, int(cursor.fetchone()[0]))
         return found
+
+
+def _concrete_model(fact: Any) -> Any:
+    return getattr(getattr(fact, "_meta", None), "concrete_model", None)

@@ -61,7 +61,7 @@ def stream_of(model: Any) -> BoundStream:
         return _by_table[model._meta.db_table]
     except KeyError:
         raise UnknownTable(
-            f"{model._meta.label} holds no facts: no stream is bound to it. Decorate the model with streams.registry.bind."
+            f"{model._meta.label} holds no facts: no stream is bound to it. Write @stream('name') above a class of streams.Fact."
         ) from None
 
 

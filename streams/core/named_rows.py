@@ -240,6 +240,8 @@ class Upcasts:
             )
         row = given
         for number in range(theirs, version):
+            if number and isinstance(row, list):
+                break  # nothing gives names to its values, and the function of another version expects names
             row = self._next(row, number)
         if theirs == version and len(row) == len(fields) + 1 and VERSION in row and all(name in row for name in fields):
             return dict(row)

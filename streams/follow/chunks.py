@@ -57,7 +57,12 @@ class FollowedFact:
         stream = registry.get(self.stream)
         if stream.has_named_rows:
             using = self._chunk.using
-            return [stream.fact(row, token=self.token, writer=self.writer, using=using) for row in self.sent]
+            made = [stream.fact(row, token=self.token, writer=self.writer, using=using) for row in self.sent]
+            if len(made) == 1 and made[0].pk is None:
+                del made[0].__dict__[
+                    made[0]._meta.pk.attname
+                ]  # loaded when it is used, as other fields that are not sent
+            return made
         found = self.instances
         if len(found) < len(self.sent):
             raise UnusableFact(
@@ -81,6 +86,15 @@ class Chunk:
 
     def __repr__(self) -> str:
         return f"<Chunk of {self.stream}: {len(self.rows)} rows up to {self.rows[-1].token}>"
+
+    if not TYPE_CHECKING:  # a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"A chunk of facts has no {name!r}. For one instance at a time, declare the handler with each=True",
+                name=name,
+                obj=self,
+            )
 
     def __len__(self) -> int:
         return self.fact_count

@@ -10,9 +10,10 @@ Assumes that the work of a job can be repeated (``streams.jobs.run``).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TextIO
 
 from django.db import Error as DjangoError
@@ -89,7 +90,8 @@ class JobServer:
         self._kept = kept
         self._stream = stream
         self._say = say
-        self._woken = threading.Event()
+        # Not an Event: its ``set`` in a signal handler would wait for the lock that its ``wait`` in the same thread holds.
+        self._woken = SimpleQueue[None]()
         self._stopping = False
         self._removed_at: float | None = None
         self._database_away = Condition(log, "jobs.database_away", "jobs.database_back")
@@ -98,7 +100,7 @@ class JobServer:
     def stop(self) -> None:
         """Makes ``run`` end after the current step of the running job. May be called from any thread or a signal handler."""
         self._stopping = True
-        self._woken.set()
+        self._wake()
 
     def run(self, *, once: bool) -> None:
         """Runs the queued jobs, then waits for more. With ``once``, returns when the queue is empty.
@@ -106,12 +108,11 @@ class JobServer:
         Raises database errors that occur when it starts. If ``once`` is true, raises later database errors too. If
         ``once`` is false, waits until the database can be reached again.
         """
-        listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._woken.set(), self._using, "jobs")
+        listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._wake(), self._using, "jobs")
         listener.start()
         try:
             while not self._serve_while_it_lasts(once=once):
-                self._woken.clear()
-                self._woken.wait(_AWAY_SECONDS)  # ends early when the listener has connected again
+                self._wait(_AWAY_SECONDS)  # ends early when the listener has connected again
         finally:
             listener.stop()
 
@@ -120,9 +121,9 @@ class JobServer:
         while not self._stopping:
             time.sleep(max(0.0, read_due - time.monotonic()))
             read_due = time.monotonic() + _READ_GAP_SECONDS
-            # The flag is cleared before the queue is read. If a job is queued during the read, its notification sets
-            # the flag again, and the wait below ends at once.
-            self._woken.clear()
+            # Wake-ups are dropped before the queue is read. If a job is queued during the read, its notification is a new
+            # one, and the wait below ends at once.
+            self._wait(0.0)
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
                 read_due = 0.0  # there was a job, so the queue is read again without a pause
@@ -131,7 +132,15 @@ class JobServer:
             if once:
                 return
             connections[self._using].close()  # holds no connection while it waits
-            self._woken.wait(_READ_SECONDS)
+            self._wait(_READ_SECONDS)
+
+    def _wake(self) -> None:
+        if self._woken.empty():  # one is enough, however many come while a job runs
+            self._woken.put(None)
+
+    def _wait(self, seconds: float) -> None:
+        with suppress(Empty):
+            self._woken.get(timeout=seconds)
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
         is_early = self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS

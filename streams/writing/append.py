@@ -28,7 +28,7 @@ from streams.conf import stream_settings
 from streams.core.declaration import quoted
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact
-from streams.facts import copy_related_keys
+from streams.facts import prepare_for_insert
 from streams.holds.hold import WRITE_AS
 from streams.reading.hints import hint_after_commit
 from streams.writing.given_out import given_out, record_given_out
@@ -95,17 +95,15 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
             f"Stream {stream.name}: append() was given {len(facts)} facts; give it 1 to {LARGEST_COUNT}, and do not call it "
             f"when there is nothing to append."
         )
-    models = stream.models
     for fact in facts:
-        if type(fact) not in models:
-            raise stream.foreign(fact)
+        stream.check_class(fact)
         if getattr(fact, fact.id_field) is not None:
             raise ForeignFact(
                 f"Stream {stream.name}: a {type(fact).__name__} given to append() has ID {getattr(fact, fact.id_field)} "
                 f"already, so it was appended before or its ID was made up. Make a new object for each fact; to choose IDs, "
                 f"use reserve() and write()."
             )
-        copy_related_keys(fact)
+        prepare_for_insert(fact)
     if len(facts) > 1 and len({id(fact) for fact in facts}) < len(facts):
         raise ForeignFact(
             f"Stream {stream.name}: append() was given the same object twice; each fact has an ID of its own, so make "

@@ -108,12 +108,18 @@ def plain_item_type(field: Field[Any, Any]) -> type | None:
 def converted(field: Field[Any, Any], value: Any, connection: BaseDatabaseWrapper) -> Any:
     """Returns a value of the field in the form that the driver needs.
 
-    Raises ``UnusableFact`` for JSON that readers could not decode.
+    Raises ``UnusableFact`` for JSON that readers could not decode, and for an expression: a fact has the values that it has.
     """
     is_json = getattr(field, "base_field", field).get_internal_type() == "JSONField"
     if is_json and is_deeper(value, MOST_VALUE_DEPTH):
         raise UnusableFact(f"{field.model.__name__}.{field.name} is nested deeper than {MOST_VALUE_DEPTH} levels.")
-    return field.get_db_prep_save(value, connection)
+    found = field.get_db_prep_save(value, connection)
+    if hasattr(found, "resolve_expression"):
+        raise UnusableFact(
+            f"{field.model.__name__}.{field.name} was given an expression of SQL ({found!r}). Give a value, or declare "
+            f"db_default= and leave the field out."
+        )
+    return found
 
 
 @cache

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from streams.conf import stream_settings
 from streams.db import driver, testcase
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen
-from streams.facts import copy_related_keys
+from streams.facts import prepare_for_insert
 from streams.holds.hold import WRITE_AS, hold_sql, remembered_sql
 from streams.holds.installed_sql import class_of
 from streams.reading.hints import hint_after_commit
@@ -152,11 +152,10 @@ class Reservation:
             fact._state.adding, fact._state.db = False, self._using
 
     def _is_without_id(self, fact: Fact) -> bool:
-        if type(fact) not in self.stream.models:
-            raise self.stream.foreign(fact)
+        self.stream.check_class(fact)
         if not fact._state.adding:
             raise self._given_twice(fact)
-        copy_related_keys(fact)
+        prepare_for_insert(fact)
         return getattr(fact, fact.id_field) is None
 
     def _given_twice(self, fact: Fact) -> ForeignFact:

@@ -6,6 +6,7 @@ When stdin ends, whatever still runs is killed. Never opens a database connectio
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -38,6 +39,7 @@ def _live(order: dict[str, Any]) -> None:
     for target, source in ((0, nothing), (1, nothing), (2, descriptor)):
         os.dup2(source, target)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1)  # where it hangs, for `Running.last_words`
     try:
         _main_of(order["role"])(order["orders"])
         status = 0

@@ -274,6 +274,8 @@ class Torture:
         deadline = time.monotonic() + seconds
         for running in living:
             if not running.wait(deadline - time.monotonic()):
+                running.send(signal.SIGUSR1)
+                running.wait(2)
                 self.report.violations.append(Violation("does not end when told", running.name, running.last_words()))
                 running.send(signal.SIGKILL)
 

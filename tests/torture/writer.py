@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from tests.torture.logs import LineLog, checksum
@@ -53,9 +54,11 @@ class Writer:
         self.orders = orders
         self.log = LineLog(Path(orders.log))
         self.stopping = threading.Event()
+        #: Not ``stopping`` itself: ``set`` in a handler would wait for the lock that ``wait`` of the main thread may hold.
+        self.signals: SimpleQueue[int] = SimpleQueue()
 
     def run(self) -> None:
-        """Until `stopping` is set."""
+        """Until a signal comes."""
         from streams.writing.name import use_instance
 
         use_instance(self.orders.names[0])
@@ -71,8 +74,12 @@ class Writer:
         from streams.writing.name import use_instance
 
         rng = random.Random(f"{self.orders.seed} names")
-        while not self.stopping.wait(rng.expovariate(1 / self.orders.rename_seconds)):
-            use_instance(rng.choice(self.orders.names))
+        while not self.stopping.is_set():
+            try:
+                self.signals.get(timeout=rng.expovariate(1 / self.orders.rename_seconds))
+                self.stopping.set()
+            except Empty:
+                use_instance(rng.choice(self.orders.names))
 
     def _work(self, number: int) -> None:
         from django.db import connections
@@ -282,5 +289,5 @@ def main(orders: dict[str, Any]) -> None:
     """The whole life of a writer process."""
     given = WriterOrders(**orders)
     writer = Writer(given)
-    signal.signal(signal.SIGTERM, lambda *_: writer.stopping.set())
+    signal.signal(signal.SIGTERM, lambda number, _: writer.signals.put(number))
     writer.run()

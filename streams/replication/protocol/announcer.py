@@ -29,6 +29,10 @@ from streams.errors import BadJson
 from streams.replication.errors import UnsendableCommand
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 
+#: The most lines in an interval, on average, that only move the retired writers of a stream. Their names are never forgotten,
+#: because tokens have them: a site whose processes each have a name of their own has thousands after some years.
+MOVES_PER_INTERVAL = 100
+
 
 class StoredWithGeneration(Stored, Protocol):
     """A stored position of a writer, with the generation of the stream."""
@@ -216,23 +220,23 @@ class Announcer:
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
-        pace_due = now >= state.paced_at + self._pace_interval_seconds
         moves: list[Step] = []
         for writer, target in self._with_pacers(state, stored).items():
             end = stored[writer].position if writer in stored else 0
             if end > sent[writer]:
                 yield Read(name, writer, sent[writer], end)
-            if target <= max(end, sent[writer]):
-                continue
-            # Here the writer has no facts to send, and its position only follows the linear position. A POSITION per
-            # writer and round would be too many lines. So this POSITION is sent once an interval, by a round that
-            # ``wants_round_at`` requests.
-            if pace_due:
-                state.paced_at = now
+            if target > max(end, sent[writer]):
                 moves.append(Move(name, writer, max(end, sent[writer]), target))
-            else:
-                state.wants_round_at = state.paced_at + self._pace_interval_seconds
-        yield from moves
+        if not moves:
+            return
+        # These writers have no facts to send, and their positions only follow the linear position. A POSITION per writer and
+        # round would be too many lines. So they are sent once an interval, by a round that ``wants_round_at`` requests.
+        due_at = state.paced_at + self._pace_interval_seconds * max(1.0, len(moves) / MOVES_PER_INTERVAL)
+        if now >= due_at:
+            state.paced_at = now
+            yield from moves
+        else:
+            state.wants_round_at = due_at
 
     def _stored(
         self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]], name: str, state: _StreamState

@@ -9,7 +9,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.core import serializers
+from django.core.files.base import ContentFile
+from django.core.files.storage import InMemoryStorage
 from django.db import IntegrityError, connection, models, transaction
+from django.db.models import Value
+from django.db.models.functions import Lower
 from django.db.models.signals import post_save
 from django.utils import timezone
 
@@ -18,7 +22,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.checks import check_facts
 from streams.core import lookup
 from streams.declare import stream
-from streams.errors import ForeignFact
+from streams.errors import ForeignFact, UnusableFact
 from streams.facts import Fact, FactQuerySet
 from streams.holds.maintenance import changing_facts
 from tests.support.writing import append, fact, wait_for_linear
@@ -186,6 +190,7 @@ def made_shop(
 ) -> Iterator[tuple[type[models.Model], type[Fact], type[Fact]]]:
     """A model, and facts that point to it: one that would be deleted with it, one that would be changed."""
     known = {name: dict(getattr(lookup, name)) for name in ("_streams", "_by_table")}
+    storage = InMemoryStorage()
 
     class Basket(models.Model):  # noqa: DJ008
         class Meta:
@@ -203,6 +208,8 @@ def made_shop(
     class Noted(Fact):
         word = models.TextField()
         basket = models.ForeignKey(Basket, models.SET_NULL, null=True, related_name="noted")
+        noted_at = models.DateTimeField(auto_now_add=True)
+        file = models.FileField(storage=storage)
 
         class Meta:
             app_label = "streams"
@@ -225,6 +232,11 @@ def made_shop(
             app_label = "streams"
             proxy = True
 
+    class Plain(Noted):
+        class Meta:
+            app_label = "streams"
+            proxy = True
+
     found = Basket, stream("test_paid")(Paid), stream("test_noted")(Noted)
     with django_db_blocker.unblock(), connection.schema_editor() as editor:
         for model in found:
@@ -236,7 +248,7 @@ def made_shop(
     for name, before in known.items():
         getattr(lookup, name).clear()
         getattr(lookup, name).update(before)
-    for name in ("basket", "paid", "noted", "open", "proxied"):
+    for name in ("basket", "paid", "noted", "open", "proxied", "plain"):
         del apps.all_models["streams"][name]
     apps.clear_cache()
 
@@ -303,6 +315,37 @@ def test_a_related_object_that_was_not_saved_is_refused_and_not_left_out(shop):
         late.save()
         reserved.write(fact)
     assert list(Noted.objects.order_by("stream_id").values_list("basket_id", flat=True)) == [basket.pk, late.pk]
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda model, facts: [fact.save() for fact in facts],
+        lambda model, facts: [model.stream.append(fact) for fact in facts],
+        lambda model, facts: model.stream.append(*facts),
+        lambda model, facts: model.objects.bulk_create(facts),
+        lambda model, facts: model.stream.reserve(len(facts)).__enter__().write(*facts),
+    ],
+    ids=["save", "append of one", "append of several", "bulk_create", "reserve"],
+)
+def test_values_that_django_makes_when_it_saves_are_made(shop, write, proxied):
+    """Also for a proxy of the class, whose table it has."""
+    Noted = shop[2]
+    model = apps.get_model("streams", "Plain") if proxied else Noted
+    before = timezone.now()
+    with transaction.atomic():
+        write(model, [model(word=word, file=ContentFile(word, name=f"{word}.txt")) for word in ("one", "two")])
+    stored = list(Noted.objects.order_by("stream_id"))
+    assert [fact.file.read() for fact in stored] == [b"one", b"two"]
+    assert all(before <= fact.noted_at <= timezone.now() for fact in stored)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_expression_is_refused(shop, count):
+    Noted = shop[2]
+    with pytest.raises(UnusableFact, match=r"Noted\.word was given an expression"):
+        Noted.objects.bulk_create([Noted(word=Lower(Value("X"))) for _ in range(count)])
 
 
 def test_errors_and_texts_speak_of_the_class(shop):

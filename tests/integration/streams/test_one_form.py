@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from unittest import mock
 
@@ -13,7 +14,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.color import no_style
 from django.db import connection, transaction
-from django.test import Client
+from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,12 +25,14 @@ from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.spark.session import spark_session
+from replsite.dashboard.fact_search import search
 from replsite.live_rows.reading import read_snapshot
 from streams import registry
 from streams.checks import check_declarations, check_session
 from streams.core.declaration import ColumnKind
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.recorded import recorded_declaration
+from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import UnusableFact
 from streams.facts import Fact
@@ -41,6 +44,7 @@ from streams.holds.maintenance import changing_facts
 from streams.instances import row_of
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import RecordedFact
+from streams.reading.positions_by_time import count_facts, position_before
 from streams.reading.rows import rows_between
 from streams.replication.common.table_rows import FactRange, table_rows
 from streams.replication.protocol.announcer import Read
@@ -119,6 +123,17 @@ def test_several_facts_are_stored_as_each_alone(ids, model):
 
 def columns_of(model: type[Fact]) -> list[str]:
     return [field.column for field in model._meta.concrete_fields]
+
+
+def test_moments_are_naive_where_django_loads_them_so(ids, model):
+    given = datetime(2026, 1, 2, 3, 4, 5, 6)
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Kathmandu"):
+        (number,) = model.stream.append(moment=given, moments=[given, None])
+        (loaded,) = model.stream.read(after=ids[-1]).facts
+        row = row_of(model.stream, loaded)
+        made = model.stream.fact(row, token=number)
+    assert row["moment"] == "2026-01-01T21:19:05.000006Z"
+    assert (made.moment, made.moments) == (loaded.moment, loaded.moments) == (given, [given, None])
 
 
 def test_rows_of_instances(ids, model):
@@ -281,6 +296,17 @@ def test_handlers_and_parked_facts(ids, monkeypatch):
     assert [values(row) for row in seen] == [values(row) for row in ROWS]
 
 
+def test_a_handler_can_refer_to_its_fact(ids, model):
+    """Rows of its effects point to the fact by a foreign key. The key of the fact is loaded only when it is used."""
+    seen: list[Any] = []
+
+    def see(fact: Any) -> None:
+        seen.append(("id" in fact.__dict__, fact.pk))
+
+    Reader("one", (Handler(NAME, "one", see, begin=Begin.OLDEST, attempts=1, each=True),)).catch_up()
+    assert seen == [(False, pk) for pk in model.objects.order_by("stream_id").values_list("pk", flat=True)]
+
+
 def test_recorded_rows():
     """What another server sent is kept as text, and read as what it was."""
     make = recorded_declaration("x/y").tables[0].row
@@ -340,6 +366,9 @@ def test_names_that_need_quotes_are_written_everywhere(ids, model):
         cursor.execute(age_sql(declaration()), {"id": head})
         assert cursor.fetchone()[0] >= 0
         assert model.stream.table_maximum(cursor) == head
+        assert position_before(cursor, declaration(), datetime(2020, 1, 1, tzinfo=UTC)) < ids[0]
+        assert count_facts(cursor, declaration(), VectorToken(ids[0]), VectorToken(head)).facts == len(ids) - 1
+        assert search(model.stream, {"text": PLAIN["word"]}) is not None
         (*_, done) = trim(cursor, TrimRequest(model.stream, Keep(facts=2)))
         assert done.rows == len(ids) - 2
         cursor.execute("BEGIN; SET LOCAL streams.maintenance = on")

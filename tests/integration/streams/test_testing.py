@@ -248,6 +248,23 @@ def test_django_may_empty_the_tables_after_a_test_and_nobody_else(monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_database_that_the_test_may_not_use_is_left_alone(monkeypatch):
+    class Elsewhere(TransactionTestCase):
+        databases = frozenset()  # Django refuses each query to any other
+
+    monkeypatch.delattr(TransactionTestCase, "_streams_prepared")
+    monkeypatch.setattr(TransactionTestCase, "_fixture_teardown", lambda test: SEEN.append("emptied"))
+    testing.prepare(connection)
+    Elsewhere._add_databases_failures()
+    try:
+        Elsewhere("run")._fixture_teardown()
+    finally:
+        Elsewhere._remove_databases_failures()
+        Elsewhere.doClassCleanups()
+    assert SEEN == ["emptied"]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_listeners_end_before_the_database_is_dropped(monkeypatch):
     stream().wait_for(append()[0])
     monkeypatch.setattr(type(connection.creation), "_destroy_test_db", lambda *given: SEEN.append(given[1:]))

@@ -33,7 +33,7 @@ def test_stream_of_a_model_and_of_an_object():
 def test_model_without_a_stream():
     from streams.models import Reader
 
-    with pytest.raises(UnknownTable, match=r"streams\.registry\.bind"):
+    with pytest.raises(UnknownTable, match=r"@stream\('name'\)"):
         registry.stream_of(Reader)
 
 

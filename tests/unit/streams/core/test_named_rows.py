@@ -89,6 +89,9 @@ def test_rows_without_names_are_version_0(upcasts):
     assert upcasts.row(["xy", "paid"], 3, ["a", "b"]) == {"a": "xy", "b": 2, "@version": 3}
     with pytest.raises(UnknownVersion, match=r"version 0 lacks a, b, which version 3 has.*upcast\(\.\.\., 0\)"):
         Upcasts("orders").row(["xy"], 3, ["a", "b"])
+    del upcasts.functions[0]  # the function of version 1 expects names
+    with pytest.raises(UnknownVersion, match=r"upcast\(\.\.\., 0\)"):
+        upcasts.row(["xy"], 3, ["a", "b"])
 
 
 def test_newer_rows_are_read_if_their_fields_suffice(upcasts):

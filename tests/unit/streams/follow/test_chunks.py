@@ -48,3 +48,8 @@ def test_halving_ends_at_single_facts():
         else:
             waiting += reversed(part.halves())
     assert singles == list(range(1, 40))
+
+
+def test_the_error_of_a_handler_that_expects_an_instance_says_what_to_declare():
+    with pytest.raises(AttributeError, match=r"no 'order_id'.*each=True"):
+        chunk(2).order_id  # noqa: B018

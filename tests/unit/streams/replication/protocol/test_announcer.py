@@ -73,6 +73,17 @@ def test_moving_the_retired_is_put_together():
     assert do(made, 10.1, gone=At(3, "retired"), z=At(11)) == [Move("s", "gone", 9, 11)]
 
 
+def test_thousands_of_retired_writers_are_moved_at_a_bounded_rate():
+    """Ten times a second each, and a follower would get 50,000 lines a second about writers that are gone."""
+    gone = {f"w{number}": At(3, "retired") for number in range(5_000)}
+    made = announcer(**gone, z=At(5))
+    lines = 0
+    for tenth in range(100):
+        lines += len(do(made, 10 + tenth / 10, **gone, z=At(6 + tenth)))
+    assert lines == 100 + 2 * 5_000
+    assert made.wants_round_at == pytest.approx(20)
+
+
 def test_a_writer_whose_row_is_gone_holds_nobody_back():
     assert do(announcer(a=At(3), b=At(5)), b=At(8)) == [Read("s", "b", 5, 8), Move("s", "a", 3, 8)]
 
