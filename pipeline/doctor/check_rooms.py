@@ -2,8 +2,8 @@
 
 Needs no Django. Each event is checked by itself: the state after it must follow from the states that *the server* has after
 its prev events. So a difference is found at the event where it begins, and what builds on it is not reported again. The
-rules are those that compute rooms everywhere (``events.history.rows.RoomHistory``, which ``work_out_rooms`` uses). After
-each event they pass the computed state to ``_StateCheck``, which goes on with the server's state where the two differ.
+rules are those that compute rooms everywhere (``events.history.rows.RoomHistory``, which ``work_out_rooms`` uses).
+``_CheckedStates`` compares the state after each event, and goes on with the server's state where the two differ.
 
 A healthy server shows states that cannot be computed: those that other servers gave, because events below were missing.
 They are taken as they are, and counted.
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from events.errors import HistoryError
+import psycopg2
+
 from events.format.parsing import ParsedEvent
 from events.history.rows import EVENTS_PER_CHUNK, RoomHistory
 from events.integrity.group_digests import Digests
@@ -65,12 +67,9 @@ def check_rooms(connection: Any, room_ids: Sequence[str], context: Context) -> I
             with collector_paused():  # all objects of a room live until it is done
                 try:
                     _check(connection, room, context)
-                except (
-                    LookupError,
-                    ValueError,
-                    AssertionError,
-                    HistoryError,
-                ) as error:  # damage that nobody has foreseen
+                except psycopg2.Error:  # the snapshot is gone
+                    raise
+                except Exception as error:  # noqa: BLE001 - damage that nobody has foreseen
                     room.result.failure = f"{type(error).__name__} {error}"[:300]
             yield room.result
 
@@ -81,8 +80,8 @@ def _check(connection: Any, room: ServerRoom, context: Context) -> None:
         return
     if room.events is None:
         return
-    check = _StateCheck(connection, room, context)
-    history = RoomHistory(room.events, EVENTS_PER_CHUNK, check_state=check)
+    history = RoomHistory(room.events, make_states=partial(_CheckedStates, connection, room, context))
+    check = cast("_CheckedStates", history.states)
     room.result.given_states = check.given_states
     room.result.rows_needed = sum(1 for _ in history.group_deltas())
     for finding in check.findings.values():
@@ -95,40 +94,34 @@ def _check(connection: Any, room: ServerRoom, context: Context) -> None:
     _Ends(connection, room, context, history).check()
 
 
-class _StateCheck:
-    """Gets each event with the state that was computed after it, and compares that with the server's state."""
+class _CheckedStates(RoomStates):
+    """Compares the state that was computed after each event with the server's state."""
 
-    def __init__(self, connection: Any, room: ServerRoom, context: Context) -> None:
+    def __init__(self, connection: Any, room: ServerRoom, context: Context, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._connection, self._room, self._context = connection, room, context
-        self._states: RoomStates | None = None
-        self._begin_with(None)
-
-    def _begin_with(self, states: RoomStates | None) -> None:
-        self._states = states
-        self._digests = Digests(states.builder) if states is not None else None
+        self._digests = Digests(self.builder)
         self._adopted: dict[int, int] = {}
         self.findings: dict[str, Finding] = {}
         self.remarks: dict[str, int] = {}
         self.given_states = 0
 
-    def __call__(self, states: RoomStates, event: ParsedEvent) -> None:
+    def _assign(self, event: ParsedEvent) -> None:
+        super()._assign(event)
         if event.outlier:
             return
-        if states is not self._states:  # a walk that begins again
-            self._begin_with(states)
-        room, computed = self._room, states.after.get(event.event_id)
+        room, computed = self._room, self.after.get(event.event_id)
         group = room.state_groups.get(event.event_id)
         if group is None or group not in room.digests:
             self._find_no_group(event, group, computed)
             return
         if computed is not None:
-            assert self._digests is not None  # noqa: S101 - set with the states
             if self._digests.of(computed) == room.digests[group]:
                 return
-            self._find_difference(states, event, group, computed)
+            self._find_difference(event, group, computed)
         else:
             self.given_states += 1
-        states.after[event.event_id] = self._adopt(states, event, group, computed)
+        self.after[event.event_id] = self._adopt(event, group, computed)
 
     def _find_no_group(self, event: ParsedEvent, group: int | None, computed: int | None) -> None:
         if event.rejected_reason is not None:
@@ -146,8 +139,8 @@ class _StateCheck:
             rule="each event that is not an outlier has a state group",
         )
 
-    def _find_difference(self, states: RoomStates, event: ParsedEvent, group: int, computed: int) -> None:
-        expected, stored = states.builder.expand(computed), state_of_group(self._connection, group)
+    def _find_difference(self, event: ParsedEvent, group: int, computed: int) -> None:
+        expected, stored = self.builder.expand(computed), state_of_group(self._connection, group)
         keys = sorted(
             key
             for key in expected.keys() | stored.keys()
@@ -159,16 +152,13 @@ class _StateCheck:
             self._remark(REJECTED)
         elif self._came_before_prevs(event):
             self._remark(LATE)
-        elif self._is_incomplete(
-            states, event, [expected.get(k) for k in keys] + [stored[k][0] for k in keys if k in stored]
-        ):
+        elif self._is_incomplete(event, [expected.get(k) for k in keys] + [stored[k][0] for k in keys if k in stored]):
             self._remark(INCOMPLETE)
         else:
-            self.findings[event.event_id] = self._difference(states, event, group, (keys, expected, stored))
+            self.findings[event.event_id] = self._difference(event, group, (keys, expected, stored))
 
     def _difference(
         self,
-        states: RoomStates,
         event: ParsedEvent,
         group: int,
         found: tuple[Sequence[StateKey], Mapping[StateKey, str], Mapping[StateKey, tuple[str, int]]],
@@ -193,7 +183,7 @@ class _StateCheck:
             key=_name(key),
             stored=stored[key][0] if key in stored else None,
             computed=expected.get(key),
-            rule=_rule(states, event),
+            rule=_rule(self, event),
         )
 
     def _came_before_prevs(self, event: ParsedEvent) -> bool:
@@ -209,43 +199,43 @@ class _StateCheck:
                 return cursor.fetchone() is not None
         return False
 
-    def _is_incomplete(self, states: RoomStates, event: ParsedEvent, event_ids: Iterable[str | None]) -> bool:
+    def _is_incomplete(self, event: ParsedEvent, event_ids: Iterable[str | None]) -> bool:
         if len(event.prev_event_ids) < 2:
             return False
         # An entry that the room does not have is a finding of its own.
         stack, seen = [event_id for event_id in event_ids if event_id in self._room.keys], set[str]()
-        self._load(states, [event_id for event_id in stack if event_id is not None])
+        self._load([event_id for event_id in stack if event_id is not None])
         while stack:
             event_id = stack.pop()
             if event_id in seen or event_id is None:
                 continue
             seen.add(event_id)
-            found = states.events.get(event_id)
+            found = self.events.get(event_id)
             if found is None:
                 return True
             stack += found.auth_event_ids
         return False
 
-    def _adopt(self, states: RoomStates, event: ParsedEvent, group: int, computed: int | None) -> int:
+    def _adopt(self, event: ParsedEvent, group: int, computed: int | None) -> int:
         if group not in self._adopted:
             state = {key: event_id for key, (event_id, _) in state_of_group(self._connection, group).items()}
-            self._load(states, state.values())
-            prevs = (states.after.get(prev) for prev in event.prev_event_ids)
+            self._load(state.values())
+            prevs = (self.after.get(prev) for prev in event.prev_event_ids)
             base = computed if computed is not None else next((number for number in prevs if number is not None), None)
-            bases = {} if base is None else {base: states.builder.expand(base)}
-            self._adopted[group] = states.builder.add_nearest(bases, state)
+            bases = {} if base is None else {base: self.builder.expand(base)}
+            self._adopted[group] = self.builder.add_nearest(bases, state)
         return self._adopted[group]
 
-    def _load(self, states: RoomStates, event_ids: Iterable[str]) -> None:
+    def _load(self, event_ids: Iterable[str]) -> None:
         # Entries of a state that was given may come later in the walk, such as outliers.
         room = self._room
-        wanted = {event_id for event_id in event_ids if event_id not in states.events and event_id in room.keys}
+        wanted = {event_id for event_id in event_ids if event_id not in self.events and event_id in room.keys}
         while wanted:
             assert room.events is not None  # noqa: S101 - the room is being walked
             loaded = room.events.fetch([room.keys[event_id][1] for event_id in sorted(wanted)])
-            states.events.update((event.event_id, event) for event in loaded)
+            self.events.update((event.event_id, event) for event in loaded)
             auth = {other for event in loaded for other in event.auth_event_ids}
-            wanted = {event_id for event_id in auth if event_id not in states.events and event_id in room.keys}
+            wanted = {event_id for event_id in auth if event_id not in self.events and event_id in room.keys}
 
     def _remark(self, subject: str) -> None:
         self.remarks[subject] = self.remarks.get(subject, 0) + 1
@@ -349,7 +339,7 @@ class _Ends:
         newest = max((places[event_id][1] or 0 for event_id in room.extremities if event_id in places), default=0)
         for event_id in missing:
             sender, time = places[event_id]
-            is_own = sender.rpartition(":")[2] == self._context.server if self._context.server else False
+            is_own = (sender or "").rpartition(":")[2] == self._context.server if self._context.server else False
             # A server drops those that it need not merge: of other servers, and old or without effect on the state.
             if not is_own and ((time or 0) < newest - _DAY_MS or self._changes_nothing(event_id)):
                 room.result.remark(PRUNED)

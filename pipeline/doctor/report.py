@@ -48,6 +48,7 @@ class Reason(StrEnum):
     EXTREMITY_REFERRED_TO = "extremity-referred-to"
     EXTREMITY_NOT_ACCEPTED = "extremity-not-accepted"
     EXTREMITY_UNKNOWN = "extremity-unknown"
+    ROOM_UNREADABLE = "room-unreadable"
 
 
 REASONS: Mapping[Reason, str] = {
@@ -69,6 +70,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.EXTREMITY_REFERRED_TO: "a forward extremity to which an accepted event refers",
     Reason.EXTREMITY_NOT_ACCEPTED: "a forward extremity that was rejected or soft-failed, or is an outlier",
     Reason.EXTREMITY_UNKNOWN: "a forward extremity that the room does not have as an event",
+    Reason.ROOM_UNREADABLE: "the rows of the room fit each other so little that it cannot be computed",
 }
 """The meaning of each reason."""
 
@@ -279,8 +281,17 @@ class Report:
         if self.checked is None:
             self.checked = Checked()
         self.checked.add(room)
-        if room.failure and len(self.left_out) < MOST_SHOWN:
-            self.left_out.append(f"the rest of the room {room.room_id}: {room.failure}")
+        if room.failure:
+            # No part that was left out: who reads that nothing is wrong would believe it of this room, too.
+            self.add(
+                Finding(
+                    Reason.ROOM_UNREADABLE,
+                    room.room_id,
+                    f"The rest of the room {room.room_id} could not be examined: {room.failure}",
+                    "Look at the event or row that the message names. If the server shows the room well, report the message.",
+                    rule="the rows of a room refer to rows that are there",
+                )
+            )
         for finding in room.findings:
             self.add(finding)
         for reason, times in room.more.items():

@@ -57,10 +57,11 @@ _PARTIAL = "SELECT room_id FROM partial_state_rooms WHERE room_id = ANY (%s)"
 _JOINED = """
 SELECT DISTINCT room_id FROM local_current_membership WHERE room_id = ANY (%s) AND membership = 'join'
 """
-#: The entries of a group's state, each with the group that has its row. Of several the nearest comes first.
+#: The entries of a group's state, each with the group that has its row. Of several the nearest comes first. A group may have
+#: the same edge twice: with UNION ALL the rows would double with each hop.
 _STATE = """
 WITH RECURSIVE chain (id, hops) AS (
-    SELECT %s::bigint, 0 UNION ALL
+    SELECT %s::bigint, 0 UNION
     SELECT e.prev_state_group, hops + 1 FROM chain JOIN state_group_edges e ON e.state_group = chain.id WHERE hops < 100000
 )
 SELECT DISTINCT ON (s.type, s.state_key) s.type, s.state_key, s.event_id, s.state_group

@@ -90,7 +90,9 @@ SELECT c.relname::text, CASE WHEN has_sequence_privilege(c.oid, 'SELECT') THEN p
 FROM pg_class c WHERE c.relkind = 'S' AND c.relname = ANY (%s) AND pg_table_is_visible(c.oid)
 """
 _UNUSED = "SELECT last_value - 1 FROM {sequence}"
-_POSITIONS = "SELECT stream_name, instance_name, stream_id FROM stream_positions ORDER BY 1, 2"
+_POSITIONS = """
+SELECT stream_name, instance_name, stream_id FROM stream_positions WHERE stream_id IS NOT NULL ORDER BY 1, 2
+"""
 _OK, _UNKNOWN, _COUNTED = "ok", "not compared", "counted from its table"
 
 

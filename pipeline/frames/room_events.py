@@ -55,7 +55,7 @@ class RoomEvents:
 
         for batch in self.batches:
             creates = compute.indices_nonzero(compute.equal(batch.column("type"), "m.room.create"))
-            yield from self._parsed(_rows(batch, creates.to_pylist()))
+            yield from (event for event in self._parsed(_rows(batch, creates.to_pylist())) if not event.outlier)
 
     def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
         found: dict[int, ParsedEvent] = {}

@@ -106,8 +106,9 @@ class NamedTable:
         """Returns the position of the reader's cursors, and stores this position in the ledger.
 
         Without cursors, creates them at the position in the ledger. So if an operator forgets the reader, its next start
-        goes on where the table ends. If the ledger was moved later than the cursors, moves them to this position: an
-        earlier version of this program moves the ledger only.
+        goes on where the table ends. Cursors that an operator has set back are moved there, too: what the table has cannot
+        be taken off. If the ledger was moved later than the cursors, moves them to this position: an earlier version of
+        this program moves the ledger only.
         """
         with transaction.atomic(using=self._using):
             epoch = current_epoch(cursor)
@@ -121,9 +122,10 @@ class NamedTable:
                 if known != epoch:
                     # The database was restored. Table and facts come from the same backup, so the position still fits.
                     adopt_epoch(cursor, self.reader, stream, epoch)
-                if is_later and token != included:
-                    move_cursor(cursor, self._owner, stream, (token, included))
-                    token = included
+                begins_at = included if is_later else token.merge(included)
+                if token != begins_at:
+                    move_cursor(cursor, self._owner, stream, (token, begins_at))
+                    token = begins_at
                 vectors[stream] = {writer: token.position_of(writer) for writer in (*stored, *token.entries)}
             set_ledger(cursor, self.name, vectors)
         self._show(vectors)

@@ -36,9 +36,14 @@ _MAY_READ = """
 SELECT name FROM unnest(%s::text[]) AS name
 WHERE to_regclass(name) IS NULL OR NOT has_table_privilege(to_regclass(name), 'SELECT')
 """
+_MAY_READ_SEQUENCES = """
+SELECT coalesce(has_sequence_privilege(to_regclass(name), 'SELECT'), false)
+FROM unnest(%s::text[]) WITH ORDINALITY AS given (name, place) ORDER BY place
+"""
 _POSITIONS = "SELECT stream_name, instance_name, abs(stream_id) FROM stream_positions WHERE stream_name = ANY (%s)"
 #: {events}: the positive position in ``events``, {moved}: the same in ``ex_outlier_stream``. Both conditions on the columns
-#: themselves are there for the indexes.
+#: themselves are there for the indexes. A row of ``ex_outlier_stream`` may outlive its event. It is left out before the limit,
+#: because fewer rows than the limit mean that there are no more.
 _NEW = """
 WITH wanted AS (
     SELECT * FROM unnest(%(writers)s::text[], %(afters)s::bigint[], %(uptos)s::bigint[]) AS given (writer, after, upto)
@@ -50,6 +55,7 @@ WITH wanted AS (
     SELECT {moved}, x.event_id FROM ex_outlier_stream x
     JOIN wanted w ON {moved} > w.after AND {moved} <= w.upto AND {writer_of_move}
     WHERE x.event_stream_ordering BETWEEN %(first)s AND %(last)s
+      AND EXISTS (SELECT FROM events e WHERE e.event_id = x.event_id)
     ORDER BY place LIMIT %(limit)s
 )
 SELECT place.place, e.event_id, r.room_version, e.outlier, x.reason, j.internal_metadata, e.stream_ordering, j.json, e.room_id
@@ -95,19 +101,27 @@ class SynapseSource:
         self.url = url
         self.name = synapse_db.name_of(url)
         self._connection: Any = None
+        self._was_primary = False
         self.opened = 0
         """The number of connections so far. A database that was restored has closed all connections before."""
 
     def check(self) -> None:
-        """Raises ``UnusableSource`` if this is no primary of a Synapse database, or if the role may not read its tables."""
+        """Raises ``UnusableSource`` if this is no primary of a Synapse database, or if the role may not read its tables.
+
+        After a connection to a primary a standby is ``SourceAway``: a fail-over is under way, or the URL names both.
+        """
         with self._cursor() as cursor:
             synapse_db.check_database(self._connection, Form.POSTGRESQL, self.name)
             cursor.execute("SELECT pg_is_in_recovery()")
             if cursor.fetchone()[0]:
+                if self._was_primary:
+                    self.close()  # the next attempt may reach the new primary
+                    raise SourceAway(f"{self.name} is a standby now")
                 raise UnusableSource(
                     f"{self.name} is a standby: the server announces events before they are here, so some would be missed. "
                     "Name the primary."
                 )
+            self._was_primary = True
             cursor.execute(_MAY_READ, [list(READ_TABLES)])
             if missing := [name for (name,) in cursor.fetchall()]:
                 raise UnusableSource(
@@ -126,14 +140,13 @@ class SynapseSource:
 
     def given_out(self) -> dict[str, int]:
         """Returns stream -> the highest ID that its sequence has given out. Leaves out sequences that cannot be read."""
-        found = {}
         with self._cursor() as cursor:
-            for stream, sequence in _SEQUENCES.items():
-                cursor.execute("SELECT has_sequence_privilege(to_regclass(%s), 'SELECT')", [sequence])
-                if cursor.fetchone()[0]:
-                    cursor.execute(f"SELECT last_value FROM {sequence}")
-                    found[stream] = int(cursor.fetchone()[0])
-        return found
+            cursor.execute(_MAY_READ_SEQUENCES, [list(_SEQUENCES.values())])
+            names = [stream for stream, (may,) in zip(_SEQUENCES, cursor.fetchall(), strict=True) if may]
+            if not names:
+                return {}
+            cursor.execute("SELECT " + ", ".join(f"(SELECT last_value FROM {_SEQUENCES[name]})" for name in names))
+            return dict(zip(names, map(int, cursor.fetchone()), strict=True))
 
     def read(self, stream: str, ranges: Mapping[str, Range], known: Sequence[str], limit: int) -> list[NewEvent]:
         """Returns the first ``limit`` events of the ranges by position. ``ranges`` maps writers to ranges.

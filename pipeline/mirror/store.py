@@ -1,7 +1,8 @@
 """Stores what a mirrored server has stored, and how far that goes, in one transaction. Needs Django.
 
 Events are stored like live events (``events.persist``), with the server's own verdicts. A batch and the positions that it
-reaches are committed together. So a killed mirror repeats a batch as a whole, or not at all.
+reaches are committed together. So a killed mirror repeats a batch as a whole, or not at all. If a batch fills a gap with
+too many events above it for one transaction, the positions follow when these have their states.
 
 A writer's position is where the server has announced it. A writer that was never announced, for instance one that is no
 longer configured, holds nothing back: its events are read when all announced writers have been beyond them for a while.
@@ -18,7 +19,7 @@ from typing import Any
 
 from django.db import connections
 
-from events.errors import EventUnreadable, Reason
+from events.errors import EventUnreadable, Reason, UnknownRoom
 from events.models import PurgedRoom
 from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
@@ -26,7 +27,7 @@ from events.persist.next_rows import Accepted
 from events.room_lock import room_transaction
 from events.rows import BY_INDEX
 from pipeline.errors import MirrorBusy, SourceWentBack
-from pipeline.frames.sources.parts import HEAD_BYTES
+from pipeline.frames.sources.parts import HEAD_BYTES, Line
 from pipeline.mirror.source import BACKFILL, EVENTS, NewEvent, Range, SynapseSource
 from pipeline.models import Job, MirroredServer, QuarantinedLine
 from streams.runtime.logs import get_logger
@@ -36,6 +37,9 @@ __all__ = ["EVENTS_PER_BATCH", "OTHERS", "MirrorStore", "Positions"]
 
 log = get_logger(__name__)
 EVENTS_PER_BATCH = 500
+#: A statement reads no more positions than this, however far this mirror, or a single writer, is behind. Otherwise it could
+#: never end in its time: the events of a writer that is no longer configured may lie millions of positions apart.
+POSITIONS_PER_BATCH = 100_000
 OTHERS = ""
 #: A process that starts announces its positions within some seconds. After this time a writer without a position is none.
 SILENT_SECONDS = 60.0
@@ -43,7 +47,7 @@ _MOVE = """
 UPDATE pipeline_mirroredserver SET positions = %(new)s::jsonb, events = events + %(events)s, rejected = rejected + %(rejected)s,
     refused = refused + %(refused)s, left_out = left_out + %(left_out)s,
     moved_at = CASE WHEN %(events)s > 0 THEN clock_timestamp() ELSE moved_at END
-WHERE name = %(name)s AND positions = %(old)s::jsonb
+WHERE name = %(name)s AND positions = ANY (%(known)s::text[]::jsonb[])
 """
 Positions = Mapping[str, Mapping[str, int]]
 
@@ -82,7 +86,8 @@ class MirrorStore:
     def __init__(self, server: MirroredServer, source: SynapseSource, using: str) -> None:
         self._server, self._source, self._using = server, source, using
         self._positions: dict[str, dict[str, int]] = {name: dict(known) for name, known in server.positions.items()}
-        self._stored = json.dumps(server.positions)
+        #: What the row has: several texts after a commit whose answer was lost, the last one if it was made.
+        self._stored = [json.dumps(server.positions)]
         self._silent = {EVENTS: _Announced(), BACKFILL: _Announced()}
         self._checked = 0
         self.total = _Counts()
@@ -108,19 +113,21 @@ class MirrorStore:
         Raises ``SourceAway`` and ``django.db.Error`` while one of the databases is away, after which the call can be
         repeated. Raises ``MirrorBusy`` and ``SourceWentBack``.
         """
-        self._check_source()
+        self._check_source(announced)
         new = {stream: dict(known) for stream, known in self._positions.items()}
         found: list[tuple[str, NewEvent]] = []
         more = False
         for stream in (EVENTS, BACKFILL):
-            if not (ranges := self._ranges(stream, announced.get(stream, {}))):
+            if not (wanted := self._ranges(stream, announced.get(stream, {}))):
                 continue
+            ranges = _lowest(wanted)
+            more |= ranges != wanted
             rows = self._source.read(stream, ranges, list(announced.get(stream, ())), EVENTS_PER_BATCH)
             # Rows come by position, those of all writers in one order. So a cut batch is whole for each up to its last row.
             last = rows[-1].place if len(rows) == EVENTS_PER_BATCH else None
             more |= last is not None
-            for writer, wanted in ranges.items():
-                new[stream][writer] = wanted.upto if last is None else max(wanted.after, min(wanted.upto, last))
+            for writer, read in ranges.items():
+                new[stream][writer] = read.upto if last is None else max(read.after, min(read.upto, last))
             found += [(stream, row) for row in rows]
         if found:
             self._store(found, new)
@@ -130,10 +137,8 @@ class MirrorStore:
 
     def store_positions(self) -> None:
         """Stores the positions that moved without events."""
-        if json.dumps(self._positions) != self._stored:
-            with room_transaction(self._using):
-                self._move(self._positions, _Counts())
-            self._stored = json.dumps(self._positions)
+        if [json.dumps(self._positions)] != self._stored:
+            self._move_alone(self._positions)
 
     # --- ranges -----------------------------------------------------------------------------------------------------
 
@@ -149,19 +154,23 @@ class MirrorStore:
             found[OTHERS] = Range(others, settled)
         return found
 
-    def _check_source(self) -> None:
-        # Once for each connection: a database that is restored, or fails over to a standby, closes all connections first.
-        if self._source.opened and self._checked == self._source.opened:
-            return
-        self._source.check()
-        given_out = self._source.given_out()
-        for stream, upto in given_out.items():
+    def _check_source(self, announced: Positions) -> None:
+        if self._checked != self._source.opened or not self._checked:
+            self._source.check()
+        # Each time: a restore may keep the connection. Asked after the positions were announced, and a sequence only rises.
+        for stream, upto in self._source.given_out().items():
             ours = max(self._positions[stream].values(), default=0)
             if upto < ours:
                 raise SourceWentBack(
                     f"{self._source.name} has given out position {upto} of the stream {stream}, and this mirror is at {ours}: "
                     "the database was restored from a backup, or it is another one. The rooms here may hold events that are "
                     "gone there. Mirror it under another name into an empty site."
+                )
+            if upto < (theirs := max(announced.get(stream, {}).values(), default=0)):
+                raise SourceWentBack(
+                    f"{self._source.name} has given out position {upto} of the stream {stream}, and the server announces "
+                    f"{theirs}: it is not the database of this server, or it was restored from a backup. Nothing was stored. "
+                    "Name the database and the replication of one server."
                 )
         self._checked = self._source.opened
 
@@ -179,15 +188,20 @@ class MirrorStore:
                 (row.place, row.broken.reason, row.broken.detail, row.broken.head) for _, row in found if row.broken
             ]
             self._put_aside(outcome, given, aside, counts)
-            self._move(new, counts)
-        self._stored = json.dumps(new)
+            # A batch that is repeated finds duplicates, whose gaps it may have left unfinished.
+            again = set(outcome.duplicates)
+            unfinished = {*outcome.unfinished_rooms, *(row.room_id for row, line in given if _id(line) in again)}
+            self._move(self._positions if unfinished else new, counts)
+        self._stored = self._stored[-1:]
         for name in ("events", "rejected", "refused", "left_out"):
             setattr(self.total, name, getattr(self.total, name) + getattr(counts, name))
-        for room_id in outcome.unfinished_rooms:
+        for room_id in sorted(unfinished):
             try:
                 resolve_room(room_id, self._using, Accepted(unproven=True, as_stored=True))
-            except EventUnreadable as error:
+            except (EventUnreadable, UnknownRoom) as error:
                 log.warning("mirror.states_unresolved", room=room_id, error=str(error))
+        if unfinished:
+            self._move_alone(new)
 
     def _put_aside(self, outcome: PersistOutcome, given: Sequence[Any], aside: list[Any], counts: _Counts) -> None:
         unknown = {
@@ -223,13 +237,18 @@ class MirrorStore:
             for place, reason, detail, content in aside
         )
 
+    def _move_alone(self, new: Positions) -> None:
+        with room_transaction(self._using):
+            self._move(new, _Counts())
+        self._stored = self._stored[-1:]
+
     def _move(self, new: Positions, counts: _Counts) -> None:
         with connections[self._using].cursor() as cursor:
             cursor.execute(
                 _MOVE,
                 {
                     "name": self._server.name,
-                    "old": self._stored,
+                    "known": self._stored,
                     "new": json.dumps(new),
                     "events": counts.events,
                     "rejected": counts.rejected,
@@ -242,6 +261,17 @@ class MirrorStore:
                     f"The positions of the mirror {self._server.name!r} are not those that this process stored: another "
                     "process has moved them, or the row is gone. Nothing of this batch was stored. Stop the other process."
                 )
+        self._stored.append(json.dumps(new))  # the answer to the commit may be lost
+
+
+def _lowest(ranges: Mapping[str, Range]) -> dict[str, Range]:
+    # The part of the ranges that one statement reads.
+    end = min(wanted.after for wanted in ranges.values()) + POSITIONS_PER_BATCH
+    return {w: Range(wanted.after, min(wanted.upto, end)) for w, wanted in ranges.items() if wanted.after < end}
+
+
+def _id(line: Line) -> str:
+    return str((line.given or {})["event_id"])
 
 
 def _incoming(content: bytes, given: Mapping[str, Any]) -> Incoming:

@@ -17,11 +17,15 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.core.management import call_command
+from django.db import InterfaceError, OperationalError, connection
 
 from events.models import Event
+from events.persist import next_rows
 from pipeline.errors import MirrorElsewhere, SourceWentBack, UnusableSource
 from pipeline.mirror import store as storing
 from pipeline.mirror.mirroring import MirrorRequest, mirror
+from pipeline.mirror.source import SynapseSource
+from pipeline.mirror.store import MirrorStore
 from pipeline.models import MirroredServer, QuarantinedLine
 from streams.jobs.history import Kept, remove_old_jobs
 from streams.jobs.rows import hold_lock
@@ -29,6 +33,7 @@ from streams.replication.connectors import connector_to, redis_address
 from streams.replication.recording.recorder import RecorderBusy
 from tests.pipeline.imports import content, run_import
 from tests.pipeline.test_known_rooms import same
+from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.emptying import empty_tables
 from tests.support.ports import free_port
 from tests.support.redis_server import redis_server
@@ -152,6 +157,26 @@ def test_batches_that_are_cut_lose_nothing(synapse, wire, master, monkeypatch, b
     assert_like_a_clean_import(synapse)
 
 
+def test_a_mirror_that_is_far_behind_reads_a_part_of_the_positions_at_a_time(synapse, wire, master, monkeypatch):
+    events = told_events("v10_rejected")
+    master.store(*events[:10])
+    catch_up(synapse, wire.address)
+    first = MirroredServer.objects.get().positions["events"]["master"]
+    for one in events[10:20]:
+        run(synapse, "SELECT setval('events_stream_seq', nextval('events_stream_seq') + 19)")
+        master.store(one)
+    monkeypatch.setattr(storing, "POSITIONS_PER_BATCH", 50)
+    announced = {stream: {"master": place.position} for stream, place in master.places.items()}
+    with closing(SynapseSource(synapse)) as source:
+        store = MirrorStore(MirroredServer.objects.get(), source, "default")
+        reached = []
+        while store.advance(announced):
+            reached.append(store.position_of("events", "master"))
+    assert reached == [first + 50, first + 100, first + 150, first + 200]
+    assert store.total.events == 10
+    assert_like_a_clean_import(synapse)
+
+
 def test_an_event_that_is_open_while_rooms_are_filled_comes_afterwards(synapse, wire, master):
     first, second = told_events("v10_rejected"), told_events("v11_redactions")
     master.store(*first[:20], *second[:20])
@@ -201,6 +226,84 @@ def test_events_of_a_writer_that_never_says_a_word(synapse, wire, master, monkey
     monkeypatch.setattr(storing, "SILENT_SECONDS", 0.0)
     assert catch_up(synapse, wire.address).events == 10
     assert_like_a_clean_import(synapse)
+
+
+def test_moves_of_events_that_are_gone_hide_nothing(synapse, wire, master, monkeypatch):
+    """A purge on the server leaves rows of ``ex_outlier_stream``, which fill a batch without an event."""
+    monkeypatch.setattr(storing, "EVENTS_PER_BATCH", 5)
+    events = told_events("v10_rejected")
+    master.store(*events[:10])
+    catch_up(synapse, wire.address)
+    run(synapse, "INSERT INTO ex_outlier_stream SELECT nextval('events_stream_seq'), '$gone', 1, 'master'")
+    master.store(*events[10:20])
+    assert catch_up(synapse, wire.address).events == 10
+    assert_like_a_clean_import(synapse)
+
+
+def test_a_mirror_that_ended_before_states_above_a_gap_were_known_goes_on_with_them(synapse, wire, master, monkeypatch):
+    monkeypatch.setattr(next_rows, "MOST_FILLED", 3)
+    events = told_events("v10_gap")
+    old = [one for one in events if one.stream == "backfill"]
+    master.store(*events[: -len(old)])
+    catch_up(synapse, wire.address)
+    master.store(*old)
+    with monkeypatch.context() as patch:
+        patch.setattr(storing, "resolve_room", ended)
+        with pytest.raises(OSError, match="ended"):
+            catch_up(synapse, wire.address)
+    catch_up(synapse, wire.address)
+    assert_like_a_clean_import(synapse)
+
+
+def ended(*_):
+    raise OSError("ended")
+
+
+def test_a_commit_whose_answer_was_lost_is_no_other_process(synapse, wire, master, monkeypatch):
+    events = told_events("v10_rejected")
+    master.store(*events[:10])
+    catch_up(synapse, wire.address)
+    master.store(*events[10:20])
+    announced = {stream: {"master": place.position} for stream, place in master.places.items()}
+    given = connection.get_connection_params()
+    with (
+        CuttingProxy(given["host"], int(given["port"])) as proxy,
+        closing(SynapseSource(synapse)) as source,
+        monkeypatch.context() as patch,
+    ):
+        connection.close()
+        through = {**given, "host": "127.0.0.1", "port": proxy.port}
+        patch.setattr(connection, "get_connection_params", lambda: through)
+        store = MirrorStore(MirroredServer.objects.get(), source, "default")
+        for cut in (Cut.ANSWER, Cut.QUESTION, Cut.ANSWER):
+            proxy.cut = cut
+            with pytest.raises((OperationalError, InterfaceError)):
+                store.advance(announced)
+            connection.close()
+        proxy.cut = Cut.NOTHING
+        assert store.advance(announced) is False
+        connection.close()
+    assert MirroredServer.objects.get().events == 10
+
+
+def test_an_invite_that_came_before_the_room_is_here_in_the_end(synapse, wire, master):
+    """The server holds it as an outlier, with the room's version and without the create event, until a user joins."""
+    events = told_events("v10_visibility_walk")
+    place = next(
+        n for n, one in enumerate(events) if one.about["json"].get("content", {}).get("membership") == "invite"
+    )
+    invite, room_id = events.pop(place), events[0].about["json"]["room_id"]
+    master.store(*live("v10_rejected", 0, 10))
+    catch_up(synapse, wire.address)
+    run(synapse, "INSERT INTO rooms (room_id, room_version) VALUES (%s, '10')", room_id)
+    master.store(Told({**invite.about, "outlier": True, "internal_metadata": {"outlier": True}}, invite.line))
+    assert catch_up(synapse, wire.address).refused == 0
+    run(synapse, "DELETE FROM rooms WHERE room_id = %s", room_id)  # stored again with the create event
+    master.store(*events[:30])
+    assert catch_up(synapse, wire.address).refused == 0
+    assert {event_id for (event_id,) in run(synapse, "SELECT event_id FROM events")} == set(
+        Event.objects.values_list("event_id", flat=True)
+    )
 
 
 # --- live ------------------------------------------------------------------------------------------------------------------
@@ -382,6 +485,29 @@ def test_a_database_that_went_back_is_refused(synapse, wire, master):
     run(synapse, "SELECT setval('events_stream_seq', 5)")
     with pytest.raises(SourceWentBack, match="restored from a backup"):
         catch_up(synapse, wire.address)
+
+
+def test_a_database_that_went_back_under_an_open_connection_is_refused(synapse, wire, master):
+    master.store(*live("v10_rejected", 0, 10))
+    catch_up(synapse, wire.address)
+    announced = {stream: {"master": place.position} for stream, place in master.places.items()}
+    with closing(SynapseSource(synapse)) as source:
+        store = MirrorStore(MirroredServer.objects.get(), source, "default")
+        assert not store.advance(announced)
+        run(synapse, "SELECT setval('events_stream_seq', 5)")
+        with pytest.raises(SourceWentBack, match="restored from a backup"):
+            store.advance(announced)
+
+
+def test_positions_that_the_database_has_not_given_out_are_refused(synapse, wire, master):
+    """They are those of a copy of the server, on the same Redis for instance: what comes up to them would never be read."""
+    master.store(*live("v10_rejected", 0, 10))
+    catch_up(synapse, wire.address)
+    copy = master.places["events"]
+    copy.position = copy.highest = copy.position + 1_000
+    with pytest.raises(SourceWentBack, match="not the database of this server"):
+        catch_up(synapse, wire.address)
+    assert MirroredServer.objects.get().positions["events"]["master"] == copy.position - 1_000
 
 
 def test_a_name_is_of_one_server(synapse, wire, master):

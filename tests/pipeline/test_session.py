@@ -250,6 +250,7 @@ with spark_session("page", folder=Path(sys.argv[1]), master="local[1]", conf=con
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.scenario
 def test_sparks_page_is_switched_on_for_this_machine_only(tmp_path):
     command = [sys.executable, "-c", PAGE, str(tmp_path), str(free_port())]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)

@@ -219,17 +219,24 @@ def postgresql_database(server: str, rooms: Iterable[str], *, answers: bool = Fa
     rooms = tuple(rooms)
     server, _, ours = server.rpartition("/")
     name = f"synapse_of_{ours}"
-    with closing(psycopg2.connect(f"{server}/{ours}")) as admin:
-        admin.autocommit = True
-        with admin.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-            cursor.execute(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'")
-            url = f"{server}/{name}"
-            try:
-                with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as own:
-                    fill(lambda sql, values=None: own.execute(sql, values), rooms, **versions)
-                    if answers:
-                        add_answers(own.execute, rooms, schema=versions.get("schema", 94))
-                yield url
-            finally:
-                cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def say(*statements: str) -> None:
+        with closing(psycopg2.connect(f"{server}/{ours}")) as admin:  # a test may restart its server
+            admin.autocommit = True
+            with admin.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+
+    say(
+        f"DROP DATABASE IF EXISTS {name} WITH (FORCE)",
+        f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C'",
+    )
+    url = f"{server}/{name}"
+    try:
+        with closing(psycopg2.connect(url)) as connection, connection, connection.cursor() as own:
+            fill(lambda sql, values=None: own.execute(sql, values), rooms, **versions)
+            if answers:
+                add_answers(own.execute, rooms, schema=versions.get("schema", 94))
+        yield url
+    finally:
+        say(f"DROP DATABASE {name} WITH (FORCE)")

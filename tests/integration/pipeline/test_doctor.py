@@ -98,6 +98,15 @@ def as_owner(url, database_url):
     return f"{database_url.rpartition('/')[0]}/{url.rpartition('/')[2]}"
 
 
+def test_a_position_that_is_null_counts_for_nothing(database_url, capsys):
+    null = [
+        "ALTER TABLE stream_positions ALTER stream_id DROP NOT NULL",
+        "UPDATE stream_positions SET stream_id = NULL",
+    ]
+    with server(database_url, *null) as url:
+        assert examine(capsys, url, "--quick")[0] == 0
+
+
 def test_piled_up_extremities_orphaned_groups_and_empty_rooms_are_found(database_url, capsys):
     damage = [
         f"INSERT INTO event_forward_extremities SELECT 'x' || n, '{FIRST}' FROM generate_series(1, 20) n",
@@ -171,6 +180,7 @@ def test_the_report_is_one_file_without_the_password(database_url, capsys, tmp_p
         assert "change" not in shown and "setval(" in shown and "sequence-behind-position" in shown
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "&lt;b&gt;&amp;" in page and "<b>&" not in page
+    assert f"State of {report['snapshot_at'][:10]}T" in page
 
 
 @pytest.mark.parametrize("url", ["synapse.db", "postgresql://localhost:1/none", "postgresql://u:p@ss/@h/db"])
@@ -256,6 +266,23 @@ def test_a_wrong_entry_is_reported_where_it_begins_not_at_all_events_above_it(da
     assert 1 <= report["found"] <= 6
     first = report["findings"][0]
     assert first["key"].startswith("m.room.member @") and {first["stored"], first["computed"]} != {None}
+
+
+def test_an_edge_that_is_stored_twice_costs_nothing(database_url, capsys):
+    """Older servers have such rows. Each hop to the group below would double the rows of its state."""
+    twice = [
+        "DROP INDEX IF EXISTS state_group_edges_unique_idx",
+        "INSERT INTO state_group_edges TABLE state_group_edges",
+    ]
+    with server(database_url, *twice, DAMAGE["state-differs"], rooms=WALK) as url:
+        _, report = examine(capsys, url)
+    assert 1 <= report["found"] <= 6
+
+
+def test_an_event_without_a_sender_ends_no_report(database_url, capsys):
+    with server(database_url, DAMAGE["extremity-missing"], "UPDATE events SET sender = NULL", rooms=WALK) as url:
+        _, report = examine(capsys, url)
+    assert report["left_out"] == [] and "extremity-missing" in reasons(report)
 
 
 def test_a_room_that_was_joined_over_federation_has_states_that_were_given(database_url, capsys):

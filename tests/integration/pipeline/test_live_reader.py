@@ -134,6 +134,14 @@ def test_forgotten_it_goes_on_where_its_sums_end():
     assert started() == upto
 
 
+def test_replayed_it_counts_no_fact_twice():
+    upto = append(5)
+    ran(upto)
+    resync_reader(READER, timezone.now() - timedelta(days=1))
+    assert StoredCursor.objects.get(stream="events").base < max(upto.values())
+    assert started() == upto
+
+
 def test_set_to_the_present_it_passes_over_facts():
     ran(append(5))
     upto = append(3)

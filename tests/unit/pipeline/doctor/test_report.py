@@ -51,7 +51,9 @@ def test_the_worst_comes_first_in_any_order_of_tasks():
 def test_a_room_that_could_not_be_examined_is_named():
     made = report()
     made.add_room(RoomResult("!r:s", failure="KeyError '$x'"))
-    assert made.left_out == ["the rest of the room !r:s: KeyError '$x'"]
+    (finding,) = made.findings
+    assert (finding.reason, finding.where) == (Reason.ROOM_UNREADABLE, "!r:s") and "KeyError '$x'" in finding.text
+    assert not made.is_well
 
 
 def test_json_has_what_the_sections_show():
