@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+import orjson
 from django.core.exceptions import ValidationError
 from django.db import connections
 
@@ -105,13 +106,13 @@ def _key(stream: Stream, text: str) -> Any:
 def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> FoundFacts:
     newest = stream.read(newest=True, limit=1).facts  # nothing above it is complete
     upto = min(_token(newest[0]) if newest else 0, 2**63 - 1 if upto is None else upto)
-    pattern = "%" + given["text"].replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%"
+    patterns = _patterns(given["text"])
     tokens: set[int] = set()
     floor = examined = 0
     with read_only_snapshot(stream.database), connections[stream.database].cursor() as cursor:
         for table in stream.declaration.tables:
             cursor.execute(
-                _content_sql(stream, table), {"after": 0, "upto": upto, "pattern": pattern, "rows": FACTS_EXAMINED}
+                _content_sql(stream, table), {"after": 0, "upto": upto, "patterns": patterns, "rows": FACTS_EXAMINED}
             )
             found, lowest, rows = cursor.fetchone()
             tokens.update(found or ())
@@ -126,18 +127,24 @@ def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> F
     return FoundFacts(facts, _query(stream, given, floor - 1) if floor > 1 else "", examined)
 
 
+def _patterns(text: str) -> list[str]:
+    """Returns the patterns of which one fits a row's JSON if a value has the text, as it is or as a JSON string has it."""
+    escaped = orjson.dumps(text).decode()[1:-1]
+    return ["%" + part.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%" for part in {text, escaped}]
+
+
 def _content_sql(stream: Stream, table: FactTable) -> str:
     """Returns the query for one row: the tokens of rows that fit, the lowest token that was read, the number of rows read.
 
-    The newest rows are read by the index on the ID, and only these are made texts.
+    The newest rows are read by the index on the ID, and only these are made texts. A column may have the table's name.
     """
     declaration, name = stream.declaration, quoted(table.name)
     newest = (
-        f"SELECT {token_sql(declaration, table)} AS token, to_jsonb({name})::text AS content FROM {name} "
+        f"SELECT {token_sql(declaration, table)} AS token, to_jsonb({name}.*)::text AS content FROM {name} "
         f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table, newest_first=True)} LIMIT %(rows)s"
     )
     return (
-        f"SELECT (array_agg(token) FILTER (WHERE content ILIKE %(pattern)s)), coalesce(min(token), 0), count(*) "
+        f"SELECT (array_agg(token) FILTER (WHERE content ILIKE ANY (%(patterns)s))), coalesce(min(token), 0), count(*) "
         f"FROM ({newest}) AS newest"
     )
 

@@ -1,4 +1,7 @@
-"""Sends a notice by mail and by a webhook. Each call blocks for ``TIMEOUT_SECONDS`` at most for each step of the network.
+"""Sends a notice by mail and by a webhook.
+
+Each call blocks for ``TIMEOUT_SECONDS`` at most for each step of the network. A server that goes on sending, or a name that
+is not found, may take any time.
 
 The text and the subject have no control characters: names and errors in them come from others. A channel's error never
 has the webhook's address in it, which may hold a secret.
@@ -6,6 +9,7 @@ has the webhook's address in it, which may hold a secret.
 
 from __future__ import annotations
 
+import http.client
 import json
 import smtplib
 import socket
@@ -25,10 +29,16 @@ from streams.runtime.text import safe_text
 
 TIMEOUT_SECONDS = 10.0
 LIVE_PAGE = "/admin/live/"
+#: Answers that are about this message. That of a wrong address or secret, or of too many messages, is about the channel.
+_REFUSALS = (400, 413, 415, 422)
 
 
 class NotDelivered(Exception):
     """A notice was not delivered on a channel. The message says why."""
+
+
+class Refused(NotDelivered):
+    """The channel works, and will never take this notice."""
 
 
 def channels() -> list[str]:
@@ -88,8 +98,16 @@ def _mail(notice: Notice) -> None:
     )
     try:
         message.send()
-    except (OSError, smtplib.SMTPException, ValueError) as error:
-        raise NotDelivered(f"mail: {error_text(error)}") from error
+    except Exception as error:  # the project's own backend may raise anything
+        kind = Refused if _is_for_ever(error) else NotDelivered
+        raise kind(f"mail: {error_text(error)}") from error
+
+
+def _is_for_ever(error: Exception) -> bool:
+    # By the codes of SMTP: 4yz is for now, 5yz for ever. A login that is refused is about the channel.
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return all(code >= 500 for code, _ in error.recipients.values())
+    return isinstance(error, (smtplib.SMTPDataError, smtplib.SMTPSenderRefused)) and error.smtp_code >= 500
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -106,8 +124,9 @@ def _webhook(notice: Notice) -> None:
             answer.read(1_000)
     except urllib.error.HTTPError as error:
         error.close()
-        raise NotDelivered(f"webhook: it answered {error.code}") from error
-    except (OSError, ValueError) as error:
+        kind = Refused if error.code in _REFUSALS else NotDelivered
+        raise kind(f"webhook: it answered {error.code}") from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise NotDelivered(
             f"webhook: {type(reason).__name__} {getattr(reason, 'strerror', None) or ''}".rstrip()

@@ -16,6 +16,8 @@ class Webhook:
     def __init__(self, port: int) -> None:
         self.got: list[dict[str, Any]] = []
         self.status = 200
+        self.may_answer = threading.Event()
+        self.may_answer.set()
         self.url = f"http://127.0.0.1:{port}/hooks/secret"
 
 
@@ -24,6 +26,7 @@ def webhook(port: int = 0) -> Iterator[Webhook]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
+            hook.may_answer.wait()
             if hook.status == 200:
                 hook.got.append(json.loads(body))
             self.send_response(hook.status)

@@ -58,6 +58,23 @@ def test_facts_are_found(facts, shown, asked, places):
     assert shown(**asked)[0] == [facts[place] for place in places]
 
 
+@pytest.mark.parametrize("text", ['say "hi"', "a\\b", "two\nlines", "Größe"])
+def test_texts_that_json_escapes_are_found(facts, shown, text):
+    (number,) = stream().append(fact(f"before {text} behind"))
+    wait_for_linear(number)
+    assert shown(text=text)[0] == [number]
+
+
+def test_a_column_with_the_name_of_the_table_hides_no_other_column(facts, shown):
+    table = "streams_cacheinvalidation"
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} ADD {table} text DEFAULT 'x'")
+        try:
+            assert shown(text="alphabet")[0] == [facts[2]]
+        finally:
+            cursor.execute(f"ALTER TABLE {table} DROP {table}")
+
+
 def test_facts_are_found_by_their_id_with_those_below(facts, shown):
     assert shown(id=facts[2])[0] == facts[2::-1]
     assert "follow.js" not in shown(id=facts[2])[1], "a search is not live"

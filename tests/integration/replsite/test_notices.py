@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import email
 import json
+import socket
 import threading
+from contextlib import contextmanager, suppress
 from email import policy
 from types import SimpleNamespace
 
@@ -228,3 +230,146 @@ def test_a_serving_process_tells_of_a_blocked_stream(hook, start_manage, tmp_pat
     assert "caches is blocked" in json.dumps(hook.got[0])
     assert any(b"caches is blocked" in file.read_bytes() for file in tmp_path.iterdir())
     connections.close_all()
+
+
+# --- channels that misbehave -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def raw_server(answer):
+    """A server in a thread: ``answer`` gets each connection. Yields its port."""
+    stopping = threading.Event()
+
+    def serve():
+        while not stopping.is_set():
+            with suppress(OSError):
+                client, _ = listener.accept()
+                threading.Thread(target=talk, args=(client,), daemon=True).start()
+
+    def talk(client):
+        with client, suppress(OSError):
+            answer(client, stopping)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            stopping.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def garbage(client, _):
+    client.recv(65536)
+    client.sendall(b"this is no HTTP\r\n\r\n")
+
+
+def drip(begin):
+    def answer(client, stopping):
+        client.recv(65536) if begin.startswith(b"HTTP") else None
+        client.sendall(begin)
+        while not stopping.wait(0.02):
+            client.sendall(b"250-x\r\n" if begin.startswith(b"220") else b"x")
+
+    return answer
+
+
+def test_a_webhook_that_answers_garbage_is_tried_later_and_the_mail_is_not_sent_again(sender, site, told, settings):
+    site.problems, mine = (BLOCKED,), sender()
+    with raw_server(garbage) as port:
+        settings.REPLSITE_NOTICE_URL = f"http://127.0.0.1:{port}/"
+        for _ in range(3):
+            mine.look()
+    assert len(told()) == 1
+    notice = Notice.objects.get()
+    assert (notice.waiting, notice.attempts, notice.error) == (["webhook"], 1, "webhook: BadStatusLine")
+
+
+def test_a_mail_backend_with_errors_of_its_own_does_not_keep_the_webhook_from_it(sender, site, hook, settings):
+    settings.EMAIL_BACKEND, site.problems = f"{__name__}.BrokenBackend", (BLOCKED,)
+    mine = sender()
+    for _ in range(3):
+        mine.look()
+    assert [one["word"] for one in hook.got] == ["wrong"]
+    notice = Notice.objects.get()
+    assert (notice.waiting, notice.attempts, notice.error) == (["mail"], 1, "mail: Broken: no such key")
+
+
+class Broken(Exception):
+    pass
+
+
+class BrokenBackend:
+    def __init__(self, **_):
+        pass
+
+    def send_messages(self, _):
+        raise Broken("no such key")
+
+
+@pytest.mark.parametrize("channel", ["mail", "webhook"])
+def test_a_channel_that_drips_ends_in_time(sender, site, settings, monkeypatch, channel):
+    monkeypatch.setattr(senders, "LONGEST_SECONDS", 0.5)
+    site.problems, mine = (BLOCKED,), sender()
+    begin = {"mail": b"220-x\r\n", "webhook": b"HTTP/1.1 200 OK\r\nX: "}[channel]
+    with raw_server(drip(begin)) as port:
+        settings.EMAIL_BACKEND = "django.core.mail.backends.smtp.EmailBackend"
+        settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
+        settings.REPLSITE_NOTICE_MAIL = ["ops@example.org"] if channel == "mail" else []
+        settings.REPLSITE_NOTICE_URL = f"http://127.0.0.1:{port}/" if channel == "webhook" else ""
+        looking = threading.Thread(target=mine.look)
+        looking.start()
+        looking.join(10)
+        assert not looking.is_alive()
+    assert Notice.objects.get().waiting == [channel]
+    wait_until(mine._sent[channel][1].done)
+
+
+def test_a_message_that_was_taken_late_is_not_sent_again(sender, site, hook, monkeypatch):
+    monkeypatch.setattr(senders, "LONGEST_SECONDS", 0.05)
+    hook.may_answer.clear()
+    site.problems, mine = (BLOCKED,), sender()
+    mine.look()
+    assert Notice.objects.get().error.startswith("webhook: no answer for")
+    site.problems = ()
+    mine.look()
+    hook.may_answer.set()
+    wait_until(mine._sent["webhook"][1].done)
+    Notice.objects.update(tried_at=Now() - senders.GIVEN_UP_AFTER / 100)
+    wait_until(lambda: mine.look() or len(hook.got) == 2)
+    assert [one["word"] for one in hook.got] == ["wrong", "well"]
+
+
+def test_messages_come_in_their_order_and_one_that_is_refused_for_ever_holds_nothing_up(sender, site, hook):
+    site.problems, hook.status, mine = (BLOCKED,), 503, sender()
+    mine.look()
+    site.problems, hook.status = (), 200
+    mine.look()
+    assert hook.got == [], "the earlier one is not due yet"
+    Notice.objects.update(tried_at=Now() - senders.GIVEN_UP_AFTER / 100)
+    mine.look()
+    assert [one["word"] for one in hook.got] == ["wrong", "well"]
+    site.problems, hook.status = (BLOCKED,), 413
+    mine.look()
+    site.problems, hook.status = (), 200
+    mine.look()
+    assert [one["word"] for one in hook.got] == ["wrong", "well", "well"]
+    assert Notice.objects.filter(error="webhook: it answered 413", waiting=[]).count() == 1
+
+
+def test_a_message_that_fails_for_long_holds_later_ones_up_no_more(sender, site, hook):
+    site.problems, hook.status, mine = (BLOCKED,), 503, sender()
+    mine.look()
+    Notice.objects.update(at=Now() - senders.HOLDS_FOR)
+    site.problems, hook.status = (), 200
+    mine.look()
+    assert [one["word"] for one in hook.got] == ["well"]
+
+
+def test_names_in_a_message_have_no_lines_of_their_own(sender, site, told, hook):
+    site.problems, mine = (Problem("Reader x\n* all is well", BLOCKED.verdict),), sender()
+    mine.look()
+    (mail,), (post,) = told(), hook.got
+    assert "\n* all is well" not in mail.get_content() + post["text"]

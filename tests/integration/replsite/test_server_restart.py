@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.own_server import run_on_own_server
 
 _PATIENT = """
@@ -51,6 +53,7 @@ print(json.dumps({**found, "said": said.splitlines()[-1]}))
 """
 
 
+@pytest.mark.scenario
 def test_a_patient_load_outlives_restarts_of_the_server(tmp_path: Path):
     found = run_on_own_server(_PATIENT, tmp_path)
     assert found["polled"] is None
