@@ -45,6 +45,7 @@ def test_a_token_is_made_used_and_revoked_by_hand(boss, new_page, site):
         user_of(site, text)
 
 
+@pytest.mark.scenario
 def test_the_operations_are_read_by_keys_and_fit_a_phone(boss, new_page, site):
     for name, options in (("wide", {"viewport": {"width": 1280, "height": 900}}), ("phone", PHONE)):
         page = new_page(**options)

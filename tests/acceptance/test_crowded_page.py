@@ -75,6 +75,7 @@ def test_an_answer_costs_less_than_a_page_made_anew(crowded, record_property):
     assert work < redraw, found  # the best of a few: other tests may be at work
 
 
+@pytest.mark.scenario
 def test_a_crowd_is_shown_moved_on_in_place_and_found_in(crowded):
     page = crowded
     assert page.locator("#live-streams > tbody").count() >= crowd.STREAMS

@@ -41,6 +41,7 @@ def until(page, number: int) -> None:
     page.locator("#facts tr th", has_text=re.compile(f"^{number}$")).wait_for()
 
 
+@pytest.mark.scenario
 def test_facts_come_by_themselves_through_restarts(site, between, boss, new_page):
     known = append(3)
     page = new_page()

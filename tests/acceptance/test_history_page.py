@@ -119,6 +119,7 @@ def test_keys_move_along_the_line(shown):
     playwright_api.expect(tip).to_be_hidden()
 
 
+@pytest.mark.scenario
 def test_a_drag_and_the_form_show_a_range_that_can_be_shared(shown):
     page = shown(viewport={"width": 1360, "height": 1000})
     box = plot_of(page, "Position").locator(".u-over").bounding_box()
@@ -152,6 +153,7 @@ def test_it_fits_in_the_dark_and_on_a_phone(shown, name, options):
     assert all(0 < canvas <= room for room, canvas in widths)
 
 
+@pytest.mark.scenario
 def test_what_happened_is_listed_and_filtered_by_keys_alone(new_page, boss):
     page = new_page(viewport={"width": 1360, "height": 900})
     log_in(page)

@@ -71,6 +71,7 @@ _FRAMELESS = """[...document.querySelectorAll('main input:not([type=hidden]), ma
     .map((one) => one.name)"""
 
 
+@pytest.mark.scenario
 def test_the_form_of_a_job_says_what_it_is_for_and_its_fields_are_seen(boss, new_page, site):
     for options in ({"viewport": {"width": 1280, "height": 1000}}, PHONE):
         page = new_page(**options)
@@ -120,6 +121,7 @@ def written(transactional_db):
         shutil.rmtree(path)
 
 
+@pytest.mark.scenario
 def test_the_list_of_archives_is_read_on_a_phone_in_the_dark(written, boss, new_page, site):
     for options in ({"viewport": {"width": 1360, "height": 700}}, PHONE):
         page = new_page(**options)

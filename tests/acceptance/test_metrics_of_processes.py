@@ -81,6 +81,7 @@ def get(site, times):
 # --- the cluster ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.scenario
 def test_any_process_tells_the_same_of_the_cluster_and_counters_do_not_jump(serve, start_manage):
     one, other = serve(), serve()
     with WireClient(one.ports["replication"], "NAME worker1\nREPLICATE") as worker:
@@ -122,6 +123,7 @@ def test_with_ports_each_process_shows_its_own_and_the_site_the_cluster_alone(se
     assert cluster(scrape(one.http)).keys() == cluster(scrape(other.http)).keys()
 
 
+@pytest.mark.scenario
 def test_processes_take_the_ports_of_a_range_one_after_another_and_go_on_without_one(serve, start_manage):
     port = free_ports(1)[0]
     one, other = serve(REPLSITE_METRICS_PORTS=str(port)), serve(REPLSITE_METRICS_PORTS=str(port))

@@ -76,6 +76,7 @@ def test_what_is_missing_is_shown_and_a_reader_is_forgotten_from_the_menu(troubl
     assert sorted(StoredCursor.objects.values_list("reader", flat=True)) == ["billing", "mail"]
 
 
+@pytest.mark.scenario
 def test_on_a_phone_and_in_the_dark_nothing_is_wider_than_the_screen(troubled, new_page):
     for name, options in (
         ("missing-phone", {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}),

@@ -185,6 +185,7 @@ def test_dead_letters_are_read_and_dropped(dead_letters, page, few_pages):
     assert not ParkedFact.objects.exists()
 
 
+@pytest.mark.scenario
 def test_chosen_dead_letters_are_dropped_together(dead_letters, page, few_pages):
     shown = page()
     shown.locator("#live-health-sentence").get_by_role("link", name="Its dead letters … mail", exact=True).click()
@@ -301,6 +302,7 @@ def old_archive(lobby, monkeypatch):
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.mark.scenario
 def test_a_full_disk_is_told_and_mended_by_the_removal_of_an_archive(old_archive, page, runs_jobs, few_pages):
     size = byte_size(sum(file.stat().st_size for file in old_archive.iterdir()))
     shown = page()
@@ -355,6 +357,7 @@ def full_tables(lobby):
     make(full=False)
 
 
+@pytest.mark.scenario
 def test_a_job_that_a_full_disk_ended_is_resumed(lobby, full_tables, page, runs_jobs, few_pages):
     arguments = {
         "room": lobby.room_id,
@@ -407,6 +410,7 @@ def test_a_room_is_purged_by_its_name(lobby, page, runs_jobs, few_pages):
     assert Job.objects.filter(kind="purge room", state=JobState.DONE).count() == 2
 
 
+@pytest.mark.scenario
 def test_what_the_page_shows_is_in_its_address_and_shown_to_others(left_behind, page):
     shown = page()
     shown.get_by_role("searchbox").fill("SEARCH")

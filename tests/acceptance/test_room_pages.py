@@ -75,6 +75,7 @@ def test_room_leads_to_its_events_and_they_explain_themselves(rooms, boss, new_p
     assert fits(page) and found() == ([], [])
 
 
+@pytest.mark.scenario
 def test_pages_are_readable_in_the_dark_and_on_a_phone(rooms, boss, new_page):
     forks, _ = rooms
     event = Event.read.in_room(forks).accepted().state_events("m.room.member").newest_first().first()
@@ -150,6 +151,7 @@ def test_a_room_is_found_by_its_name_and_read_to_its_beginning(transactional_db,
     assert fits(page) and found() == ([], [])
 
 
+@pytest.mark.scenario
 def test_rooms_and_search_on_a_phone_and_in_the_dark(transactional_db, boss, new_page):
     talk("!lobby:a.test", 10)
     for name, options in (("dark", {"color_scheme": "dark"}), ("phone", PHONE)):

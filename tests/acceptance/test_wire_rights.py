@@ -46,6 +46,7 @@ def sender(transactional_db, tmp_path, start_manage):
         yield client
 
 
+@pytest.mark.scenario
 def test_an_operator_sees_what_a_connection_may_do_and_what_it_was_refused(boss, new_page, sender):
     for screen, options in SCREENS.items():
         page = new_page(**options)
