@@ -1,41 +1,31 @@
 """Stores samples and changes of status at fixed intervals (steps), from the snapshot that the process shares.
 
-Each serving process runs a sampler, and a session advisory lock lets only one sampler write. If the process of this
-sampler ends, the sampler of another process takes over. While the database cannot be reached, nothing is written, so the
-plots have a gap. The first step after the gap records the outage. Each step writes a limited number of rows
+One process of the site writes them (``replsite.one_of_site``). While the database cannot be reached, nothing is written, so
+the plots have a gap. The first step after the gap records the outage. Each step writes a limited number of rows
 (``replsite.history.samples``), and deletes rows that are too old.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
-
-from django.db import Error as DjangoError
-from django.db import connections
 
 from replsite.history.retention import CHANGES_KEPT, CHANGES_KEPT_DAYS, SPANS
 from replsite.history.samples import Change, Subject, changes_between, samples_of, verdicts_of
 from replsite.history.site_changes import VERSION, outage, restart, version_change
 from replsite.live_rows.shared import SHARED
 from replsite.live_rows.snapshot import Snapshot
-from streams.conf import stream_settings
+from replsite.one_of_site import OneOfSite
 from streams.db import driver
-from streams.db.schema_mark import marked_lock
-from streams.reading.trust import stranger_with_lock
 from streams.runtime.logs import Condition, get_logger
 from streams.runtime.version import program_version
 
 log = get_logger(__name__)
 STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
-_KEY = marked_lock("'replsite.sampler'")
-_LOCK = f"SELECT pg_try_advisory_lock(key), key, pg_postmaster_start_time() FROM (SELECT {_KEY} AS key) AS of_site"
 _PUT = """
 INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
 SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),
@@ -114,15 +104,13 @@ def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
 
 
-class Sampler:
+class Sampler(OneOfSite):
     """A thread that writes a step every ``step_seconds`` while this process holds the lock."""
 
     def __init__(self, get: Callable[[], Snapshot] = SHARED.get, step_seconds: float = STEP_SECONDS) -> None:
+        paused = Condition(log, "history.paused", "history.goes_on")
+        super().__init__("history", "replsite.sampler", step_seconds, paused)
         self._get = get
-        self._step_seconds = step_seconds
-        self._using = stream_settings().database
-        self._stopping = threading.Event()
-        self._connection: Any = None
         self._before: dict[Subject, tuple[str, int]] = {}
         self._since: dict[Subject, float] = {}
         #: The time by the monotonic clock at which an outage of the database was first seen.
@@ -130,56 +118,41 @@ class Sampler:
         self._server_started_at: datetime | None = None
         self._restarted_at: datetime | None = None
         self._version_is_recorded = False
-        self._paused = Condition(log, "history.paused", "history.goes_on")
-        self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
 
-    def start(self) -> None:
-        """Starts the thread. It writes the first step at once."""
-        self._thread.start()
+    def work(self) -> None:
+        if self.holds_lock():
+            snapshot = self._get()
+            with self.cursor as cursor, driver.in_transaction(cursor):
+                if news := self._news_of_site(cursor, snapshot.as_of):
+                    _store_changes(cursor, snapshot.as_of, news)
+                for change in write_step(cursor, snapshot, self._before):
+                    stream, writer, reader = change.subject
+                    name = {"writer": writer} if writer else {"reader": reader}
+                    since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()
+                    lasted = {} if since is None else {"after_seconds": round(time.monotonic() - since, 1)}
+                    now = str(change.now.word)
+                    log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
+        # The process that holds the lock has recorded an outage, whether it is this one or another.
+        self._away_since = self._restarted_at = None
 
-    def stop(self) -> None:
-        """Stops the thread, and waits for the step in progress."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+    def log_defect(self) -> None:
+        log.exception("history.step_failed")
 
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self._step()
-                # Waits until the next multiple of the step by the clock, so that the steps of all processes coincide.
-                self._stopping.wait(self._step_seconds - time.time() % self._step_seconds)
-        finally:
-            self._close()
-            connections.close_all()  # this thread's own
+    def failed(self) -> None:
+        if self._away_since is None and self._is_away():
+            self._away_since = time.monotonic()
 
-    def _step(self) -> None:
-        try:
-            if self._may_write():
-                snapshot = self._get()
-                with self._connection.cursor() as cursor, driver.in_transaction(cursor):
-                    if news := self._news_of_site(cursor, snapshot.as_of):
-                        _store_changes(cursor, snapshot.as_of, news)
-                    for change in write_step(cursor, snapshot, self._before):
-                        stream, writer, reader = change.subject
-                        name = {"writer": writer} if writer else {"reader": reader}
-                        since, self._since[change.subject] = self._since.get(change.subject), time.monotonic()
-                        lasted = {} if since is None else {"after_seconds": round(time.monotonic() - since, 1)}
-                        now = str(change.now.word)
-                        log.info("status.changed", stream=stream, **name, was=change.was, now=now, **lasted)
-            # The process that holds the lock has recorded an outage, whether it is this one or another.
-            self._away_since = self._restarted_at = None
-            self._paused.ends()
-        except (DjangoError, driver.DatabaseError) as error:
-            self._paused.begins(error)
-            self._close()
-            if self._away_since is None and self._is_away():
-                self._away_since = time.monotonic()
-        except Exception as error:  # a bug in one step must not end the history of this process
-            if not self._paused.is_on:
-                log.exception("history.step_failed")
-            self._paused.begins(error)
-            self._close()
+    def connected(self, cursor: Any, *, is_held: bool) -> None:
+        cursor.execute("SELECT pg_postmaster_start_time()")
+        (started_at,) = cursor.fetchone()
+        if self._server_started_at not in (None, started_at):
+            self._restarted_at = started_at
+        self._server_started_at = started_at
+        if is_held:
+            # The previous holder may have run another version, and have written steps since. Continue from its last stored
+            # status words.
+            self._version_is_recorded = False
+            self._before = last_statuses(cursor)
 
     def _news_of_site(self, cursor: Any, now: datetime) -> list[Change]:
         found: list[Change] = []
@@ -198,38 +171,3 @@ class Sampler:
         except driver.DatabaseError:
             return True
         return False
-
-    def _may_write(self) -> bool:
-        """Takes the sampler's lock if it is free. Returns true if this process holds the lock.
-
-        The lock is held until the connection that took it closes. Raises ``DatabaseError`` if the lock is held by a
-        session whose role has no right to write positions.
-        """
-        if self._connection is None:
-            self._connection = driver.direct_connection(self._using, application_name="replsite history")
-            with self._connection.cursor() as cursor:
-                cursor.execute(_LOCK)
-                is_held, key, started_at = cursor.fetchone()
-                if self._server_started_at not in (None, started_at):
-                    self._restarted_at = started_at
-                self._server_started_at = started_at
-                stranger = "" if is_held else stranger_with_lock(cursor, key)
-            if stranger:
-                raise driver.DatabaseError(
-                    f"{stranger} holds the lock of the process that writes the history, and that role may not write. "
-                    f"End it: pg_terminate_backend"
-                )
-            if not is_held:
-                self._close()
-                return False
-            self._version_is_recorded = False  # the previous holder of the lock may have run another version
-            with self._connection.cursor() as cursor:
-                # The previous holder may have written steps since. Continue from its last stored status words.
-                self._before = last_statuses(cursor)
-        return True
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            with suppress(driver.DatabaseError):
-                self._connection.close()
-            self._connection = None

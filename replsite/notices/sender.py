@@ -1,9 +1,8 @@
 """Decides each ``STEP_SECONDS`` whether people are to be told of the site, stores the notice, and sends it.
 
-Each serving process has a sender, and a session advisory lock lets only one of them work. The notice is stored before it is
-sent, with the channels on which it is not delivered. So another process goes on where this one ended: nothing is lost, and
-a channel gets a message twice only if its process was killed, or lost the database, between the sending and the storing.
-It then has the same ID.
+One process of the site works (``replsite.one_of_site``). The notice is stored before it is sent, with the channels on which
+it is not delivered. So another process goes on where this one ended: nothing is lost, and a channel gets a message twice only
+if its process was killed, or lost the database, between the sending and the storing. It then has the same ID.
 
 A channel gets the notices in their order. Who reads "well", and then a "wrong" of before, believes the latter. And a channel
 that fails holds up the other one for ``LONGEST_SECONDS`` at most, however many notices wait for it.
@@ -19,13 +18,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
 from django.db import Error as DjangoError
-from django.db import connections
 
 from replsite.conf import site_settings
 from replsite.http.deadline import Deadline, NoAnswer
@@ -33,10 +30,9 @@ from replsite.live_rows.shared import SHARED
 from replsite.live_rows.snapshot import Snapshot
 from replsite.notices.channels import NotDelivered, Refused, channels, send
 from replsite.notices.spells import WELL, Spell
+from replsite.one_of_site import OneOfSite
 from replsite.status.words import HealthWord, Severity
-from streams.conf import stream_settings
 from streams.db import driver
-from streams.db.schema_mark import marked_lock
 from streams.models import Notice
 from streams.runtime.amounts import duration
 from streams.runtime.logs import Condition, get_logger
@@ -55,8 +51,6 @@ HOLDS_FOR = timedelta(hours=1)
 #: After this a notice is given up. It stays in the table with its error.
 GIVEN_UP_AFTER = timedelta(days=1)
 KEPT_DAYS = 90
-_KEY = marked_lock("'replsite.notices'")
-_LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _COLUMNS = "key::text, at, word, sentence, problems::text, waiting::text, attempts"
 _LAST = "SELECT word FROM streams_notice ORDER BY id DESC LIMIT 1"
 _ADD = """
@@ -77,17 +71,14 @@ WHERE key = %(key)s
 _FORGET = "DELETE FROM streams_notice WHERE at < clock_timestamp() - %(days)s * interval '1 day'"
 
 
-class NoticeSender:
+class NoticeSender(OneOfSite):
     """A thread that sends notices while this process holds the lock."""
 
     def __init__(self, get: Callable[[], Snapshot] = SHARED.get, step_seconds: float = STEP_SECONDS) -> None:
-        self._step_seconds = step_seconds
-        self._using = stream_settings().database
+        super().__init__("notices", "replsite.notices", step_seconds, Condition(log, "notices.paused", "notices.go_on"))
         settings = site_settings()
         self._spell = Spell(settings.notice_after_seconds, settings.notice_well_after_seconds)
         self._snapshot = Deadline(get, settings.health_seconds, "replsite-notices-look")
-        self._stopping = threading.Event()
-        self._connection: Any = None
         self._leads = False
         #: What people were told last, as this process knows it.
         self._word = ""
@@ -95,38 +86,14 @@ class NoticeSender:
         self._unstored: list[Notice] = []
         #: Channel -> the notice that was sent last, and what came of it.
         self._sent: dict[str, tuple[uuid.UUID, Future[None]]] = {}
-        self._paused = Condition(log, "notices.paused", "notices.go_on")
-        self._thread = threading.Thread(target=self._run, name="replsite-notices", daemon=True)
 
     def start(self) -> None:
         """Starts the thread, if the settings name a channel."""
         if channels():
-            self._thread.start()
+            super().start()
 
-    def stop(self) -> None:
-        """Stops the thread, and waits for the look in progress."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self.look()
-                    self._paused.ends()
-                except Exception as error:  # a bug in one look must not end the notices of this process
-                    if not self._paused.is_on:
-                        log.exception("notices.look_failed")
-                    self._paused.begins(error)
-                    self._close()
-                self._stopping.wait(self._step_seconds)
-        finally:
-            self._close()
-            connections.close_all()  # this thread's own
-
-    def look(self) -> None:
-        """Takes the lock, if it is free. The process that has it looks at the site, and sends what is to be sent."""
+    def work(self) -> None:
+        """Looks at the site if this process holds the lock, and sends what is to be sent."""
         seen = None
         if self._leads:
             # Not on the connection with the lock: if the database hangs, so does who waits for it. The lock is kept meanwhile;
@@ -134,16 +101,22 @@ class NoticeSender:
             try:
                 seen = self._seen()
             except NoAnswer as error:
-                return self._without_database(f"no answer for {duration(error.seconds)}")
+                self._without_database(f"no answer for {duration(error.seconds)}")
+                return
             except (DjangoError, driver.DatabaseError) as error:
-                return self._without_database(driver.explain(error))
-        try:
-            if self._may_send() and seen is not None:
-                with self._connection.cursor() as cursor:
-                    self._go_on(cursor, *seen)
-        except (DjangoError, driver.DatabaseError) as error:
-            log.info("notices.lock_lost", error=driver.explain(error))
-            self._close()
+                self._without_database(driver.explain(error))
+                return
+        if self.holds_lock() and seen is not None:
+            with self.cursor as cursor:
+                self._go_on(cursor, *seen)
+
+    def log_defect(self) -> None:
+        log.exception("notices.look_failed")
+
+    def connected(self, cursor: Any, *, is_held: bool) -> None:
+        self._leads, was = is_held, self._leads
+        if was and not is_held:  # another process took over while the database was away
+            self._store_unstored(cursor)
 
     def _go_on(self, cursor: Any, is_wrong: bool, sentence: str, problems: Sequence[Any]) -> None:
         self._store_unstored(cursor)
@@ -261,25 +234,6 @@ class NoticeSender:
             )
             for key, at, word, sentence, problems, waiting, attempts, is_due in cursor.fetchall()
         ]  # fmt: skip
-
-    def _may_send(self) -> bool:
-        """Takes the lock if it is free. Returns true if this process holds it. It is held until its connection closes."""
-        if self._connection is None:
-            self._connection = driver.direct_connection(self._using, application_name="replsite notices")
-            with self._connection.cursor() as cursor:
-                cursor.execute(_LOCK)
-                self._leads, was = cursor.fetchone()[0], self._leads
-                if was and not self._leads:  # another process took over while the database was away
-                    self._store_unstored(cursor)
-            if not self._leads:
-                self._close()
-        return self._connection is not None
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            with suppress(driver.DatabaseError):
-                self._connection.close()
-            self._connection = None
 
 
 def _answer(sent: Future[None], channel: str, notice: Notice) -> None:

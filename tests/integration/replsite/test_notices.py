@@ -77,23 +77,23 @@ def sender(site, told):
     def begin():
         for old in made:
             old.stop()
-            old._close()
+            old.close()
         made.append(NoticeSender(site.get))
-        made[-1].look()  # takes the lock
+        made[-1].step()  # takes the lock
         return made[-1]
 
     yield begin
     for one in made:
-        one._close()
+        one.close()
 
 
 def test_people_are_told_once_that_it_is_wrong_and_once_that_it_is_well(sender, site, told, hook):
     mine = sender()
-    mine.look()
+    mine.step()
     assert (told(), hook.got) == ([], [])
     site.problems = (BLOCKED,)
     for _ in range(3):
-        mine.look()
+        mine.step()
     (mail,), (post,) = told(), hook.got
     assert mail["To"] == "ops@example.org"
     assert mail["Subject"].startswith("ops.example.org is wrong: caches is blocked: An append is open")
@@ -102,7 +102,7 @@ def test_people_are_told_once_that_it_is_wrong_and_once_that_it_is_well(sender, 
     assert (post["site"], post["word"], post["problems"][0]["subject"]) == ("ops.example.org", "wrong", "caches")
     site.problems = ()
     for _ in range(3):
-        mine.look()
+        mine.step()
     assert [one["word"] for one in hook.got] == ["wrong", "well"]
     assert len(told()) == 2
     assert [(one.word, one.waiting) for one in Notice.objects.all()] == [("well", []), ("wrong", [])]
@@ -110,20 +110,20 @@ def test_people_are_told_once_that_it_is_wrong_and_once_that_it_is_well(sender, 
 
 def test_a_process_that_takes_over_knows_what_was_told(sender, site, hook):
     site.problems = (BLOCKED,)
-    sender().look()
+    sender().step()
     for _ in range(2):
-        sender().look()
+        sender().step()
     site.problems = ()
-    sender().look()
+    sender().step()
     assert [one["word"] for one in hook.got] == ["wrong", "well"]
 
 
 def test_of_two_processes_one_tells(sender, site, hook):
     mine, other = sender(), NoticeSender(site.get)
     site.problems = (BLOCKED,)
-    mine.look()
+    mine.step()
     for _ in range(2):
-        other.look()
+        other.step()
     assert other._connection is None
     assert len(hook.got) == 1
 
@@ -131,22 +131,22 @@ def test_of_two_processes_one_tells(sender, site, hook):
 @pytest.mark.parametrize("status", [500, 302])
 def test_a_channel_that_refuses_is_tried_again_by_whoever_leads_and_the_other_is_not(sender, site, told, hook, status):
     hook.status, site.problems = status, (BLOCKED,)
-    sender().look()
+    sender().step()
     notice = Notice.objects.get()
     assert (notice.waiting, notice.attempts, notice.error) == (["webhook"], 1, f"webhook: it answered {status}")
     hook.status = 200
     mine = sender()
-    mine.look()
+    mine.step()
     assert hook.got == [], "not at once"
     Notice.objects.update(tried_at=Now() - senders.GIVEN_UP_AFTER / 100)
-    mine.look()
-    mine.look()
+    mine.step()
+    mine.step()
     assert ([one["id"] for one in hook.got], len(told())) == ([str(notice.key)], 1)
 
 
 def test_a_webhook_that_is_away_does_not_show_its_address(sender, site, settings):
     settings.REPLSITE_NOTICE_URL, site.problems = f"http://127.0.0.1:{free_port()}/hooks/secret", (BLOCKED,)
-    sender().look()
+    sender().step()
     error = Notice.objects.get().error
     assert error.startswith("webhook: ConnectionRefusedError")
     assert "secret" not in error
@@ -156,13 +156,13 @@ def test_a_database_that_is_away_is_told_by_the_process_that_leads(sender, site,
     mine, other = sender(), NoticeSender(site.get)
     site.error = OperationalError("connection refused")
     for _ in range(3):
-        mine.look()
-        other.look()
+        mine.step()
+        other.step()
     (post,) = hook.got
     assert (post["word"], post["problems"][0]["subject"]) == ("wrong", "the database")
     assert not Notice.objects.exists()
     site.error = None
-    mine.look()
+    mine.step()
     assert [one["word"] for one in hook.got] == ["wrong", "well"]
     assert [str(one.key) for one in Notice.objects.order_by("id")] == [one["id"] for one in hook.got]
 
@@ -173,11 +173,11 @@ def test_a_database_that_hangs_is_told_and_its_lock_is_kept(sender, site, hook, 
     release = threading.Event()
     get, site.get = site.get, lambda: release.wait() and get()
     mine._snapshot._work = site.get
-    mine.look()
+    mine.step()
     assert hook.got[0]["sentence"].startswith("The database cannot be read: no answer for")
     assert mine._connection is not None
     release.set()
-    wait_until(lambda: mine.look() or len(hook.got) == 2)
+    wait_until(lambda: mine.step() or len(hook.got) == 2)
     assert hook.got[1]["word"] == "well"
 
 
@@ -281,7 +281,7 @@ def test_a_webhook_that_answers_garbage_is_tried_later_and_the_mail_is_not_sent_
     with raw_server(garbage) as port:
         settings.REPLSITE_NOTICE_URL = f"http://127.0.0.1:{port}/"
         for _ in range(3):
-            mine.look()
+            mine.step()
     assert len(told()) == 1
     notice = Notice.objects.get()
     assert (notice.waiting, notice.attempts, notice.error) == (["webhook"], 1, "webhook: BadStatusLine")
@@ -291,7 +291,7 @@ def test_a_mail_backend_with_errors_of_its_own_does_not_keep_the_webhook_from_it
     settings.EMAIL_BACKEND, site.problems = f"{__name__}.BrokenBackend", (BLOCKED,)
     mine = sender()
     for _ in range(3):
-        mine.look()
+        mine.step()
     assert [one["word"] for one in hook.got] == ["wrong"]
     notice = Notice.objects.get()
     assert (notice.waiting, notice.attempts, notice.error) == (["mail"], 1, "mail: Broken: no such key")
@@ -319,7 +319,7 @@ def test_a_channel_that_drips_ends_in_time(sender, site, settings, monkeypatch, 
         settings.EMAIL_HOST, settings.EMAIL_PORT = "127.0.0.1", port
         settings.REPLSITE_NOTICE_MAIL = ["ops@example.org"] if channel == "mail" else []
         settings.REPLSITE_NOTICE_URL = f"http://127.0.0.1:{port}/" if channel == "webhook" else ""
-        looking = threading.Thread(target=mine.look)
+        looking = threading.Thread(target=mine.step)
         looking.start()
         looking.join(10)
         assert not looking.is_alive()
@@ -331,45 +331,45 @@ def test_a_message_that_was_taken_late_is_not_sent_again(sender, site, hook, mon
     monkeypatch.setattr(senders, "LONGEST_SECONDS", 0.05)
     hook.may_answer.clear()
     site.problems, mine = (BLOCKED,), sender()
-    mine.look()
+    mine.step()
     assert Notice.objects.get().error.startswith("webhook: no answer for")
     site.problems = ()
-    mine.look()
+    mine.step()
     hook.may_answer.set()
     wait_until(mine._sent["webhook"][1].done)
     Notice.objects.update(tried_at=Now() - senders.GIVEN_UP_AFTER / 100)
-    wait_until(lambda: mine.look() or len(hook.got) == 2)
+    wait_until(lambda: mine.step() or len(hook.got) == 2)
     assert [one["word"] for one in hook.got] == ["wrong", "well"]
 
 
 def test_messages_come_in_their_order_and_one_that_is_refused_for_ever_holds_nothing_up(sender, site, hook):
     site.problems, hook.status, mine = (BLOCKED,), 503, sender()
-    mine.look()
+    mine.step()
     site.problems, hook.status = (), 200
-    mine.look()
+    mine.step()
     assert hook.got == [], "the earlier one is not due yet"
     Notice.objects.update(tried_at=Now() - senders.GIVEN_UP_AFTER / 100)
-    mine.look()
+    mine.step()
     assert [one["word"] for one in hook.got] == ["wrong", "well"]
     site.problems, hook.status = (BLOCKED,), 413
-    mine.look()
+    mine.step()
     site.problems, hook.status = (), 200
-    mine.look()
+    mine.step()
     assert [one["word"] for one in hook.got] == ["wrong", "well", "well"]
     assert Notice.objects.filter(error="webhook: it answered 413", waiting=[]).count() == 1
 
 
 def test_a_message_that_fails_for_long_holds_later_ones_up_no_more(sender, site, hook):
     site.problems, hook.status, mine = (BLOCKED,), 503, sender()
-    mine.look()
+    mine.step()
     Notice.objects.update(at=Now() - senders.HOLDS_FOR)
     site.problems, hook.status = (), 200
-    mine.look()
+    mine.step()
     assert [one["word"] for one in hook.got] == ["well"]
 
 
 def test_names_in_a_message_have_no_lines_of_their_own(sender, site, told, hook):
     site.problems, mine = (Problem("Reader x\n* all is well", BLOCKED.verdict),), sender()
-    mine.look()
+    mine.step()
     (mail,), (post,) = told(), hook.got
     assert "\n* all is well" not in mail.get_content() + post["text"]

@@ -14,6 +14,7 @@ from pipeline.errors import ExportRunning
 from pipeline.export.write_tables import _snapshot
 from pipeline.models import Job, JobState
 from replsite.history.sampler import Sampler
+from replsite.notices.sender import NoticeSender
 from streams import registry
 from streams.catalog.models import Presence, TypingUser
 from streams.db import driver
@@ -70,6 +71,19 @@ def test_a_sampler_that_a_stranger_keeps_out_says_so(stranger, caplog):
         wait_until(lambda: "history.goes_on" in caplog.text)
     finally:
         sampler.stop()
+
+
+def test_a_sender_of_notices_that_a_stranger_keeps_out_says_so(stranger, caplog):
+    """Nobody was told that the site was wrong, and nothing said so."""
+    caplog.set_level("INFO", "replsite.notices.sender")
+    process = hold(stranger, key_of("replsite.notices"))
+    sender = NoticeSender()
+    sender.step()
+    assert "notices.paused" in caplog.text and f"database session {process} " in caplog.text
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    sender.step()
+    assert "notices.go_on" in caplog.text
+    sender.close()
 
 
 def test_typing_ends_in_all_rooms_but_the_one_whose_lock_is_held(stranger):
