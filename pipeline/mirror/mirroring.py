@@ -17,7 +17,7 @@ import asyncio
 import shlex
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,11 +35,10 @@ from pipeline.mirror.store import OTHERS, MirrorStore
 from pipeline.models import Job, JobState, MirroredServer
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.replication.client.catch_up import CatchUp
 from streams.replication.client.follower import Follower, FollowerOptions
-from streams.replication.client.http_catch_up import MEMORY_STREAMS
 from streams.replication.client.links import Connector, Counters, Link
 from streams.replication.client.registration import Registration
-from streams.replication.client.table_catch_up import Writers
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.protocol.ordering import FollowedRow
@@ -322,31 +321,16 @@ class _PacedLink:
         await self._link.close(reason)
 
 
-class _DatabaseCatchUp:
+class _DatabaseCatchUp(CatchUp):
     """A catch-up that fetches nothing, because the events are read from the server's database anyway.
 
     Of the other streams only the positions count here.
     """
 
-    def covers(self, stream: str) -> bool:
-        return True
-
-    def can_reset(self, stream: str) -> bool:
-        return stream in MEMORY_STREAMS
-
-    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        return {}
-
-    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
-        return {}
-
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         return (), upto
-
-    async def close(self) -> None:
-        """Does nothing."""
 
 
 def _ignore(rows: Sequence[FollowedRow]) -> None:

@@ -18,11 +18,12 @@ from streams.core.json_codec import encode_json
 from streams.core.tokens import VectorToken
 from streams.epochs import unstamp
 from streams.errors import TokenError
+from streams.replication.client.catch_up import CatchUp, NoCatchUp
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import HttpCatchUp, HttpServers
 from streams.replication.client.links import Connector
 from streams.replication.client.registration import Registration
-from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, TableCatchUp
+from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.recording.follow import RecordedCatchUp, Recording
 from streams.replication.recording.recorder import Recorder

@@ -18,9 +18,9 @@ from unittest import mock
 
 from streams.core.tokens import VectorToken
 from streams.replication.client import follower as follower_module
+from streams.replication.client.catch_up import Writers
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.links import Counters
-from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import CatchUpError, TooManyWriters
 from streams.replication.protocol import cursors as cursors_module
 from streams.replication.protocol.announcer import Announce, Announcer, Read, encode_rows, position_line

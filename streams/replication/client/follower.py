@@ -21,8 +21,8 @@ from functools import partial
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.reading.watcher import watcher_of
+from streams.replication.client.catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.client.links import Connector, Counters, Link, TcpConnector
-from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.common.command_counts import received_rdata
 from streams.replication.common.command_hooks import dispatch
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote

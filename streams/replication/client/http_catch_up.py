@@ -21,10 +21,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from streams.catalog.declarations import declarations
 from streams.core.json_codec import MOST_DEPTH, is_deeper
 from streams.errors import ResyncNeeded
-from streams.replication.client.table_catch_up import Writers
+from streams.replication.client.catch_up import CatchUp
 from streams.replication.errors import BadAddress, CatchUpError, GapError
 from streams.replication.protocol.commands import is_name
 from streams.replication.protocol.ordering import FollowedRow
@@ -39,8 +38,6 @@ TIMEOUT_SECONDS = 30.0
 ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 ATTEMPTS = 4
 FIRST_RETRY_SECONDS = 0.2
-#: Streams that Synapse keeps in the memory of their writer. They start again at 0 when their writer restarts.
-MEMORY_STREAMS = frozenset(declared.name for declared in declarations() if declared.in_memory)
 _MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -129,7 +126,7 @@ class _Asked:
         return f"Facts of {self.stream}{of} in ({self.after}, {self.upto}]"
 
 
-class HttpCatchUp:
+class HttpCatchUp(CatchUp):
     """A source of missed facts that fetches them from HTTP servers.
 
     ``writers_of`` returns the known writers of a stream. It is needed for servers whose responses do not name the
@@ -148,18 +145,6 @@ class HttpCatchUp:
         self._secret = secret
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="http-catch-up")
         self._connections: dict[HttpServer, http.client.HTTPConnection] = {}
-
-    def covers(self, stream: str) -> bool:
-        return True
-
-    def can_reset(self, stream: str) -> bool:
-        return stream in MEMORY_STREAMS
-
-    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        return {}
-
-    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
-        return {}
 
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int

@@ -1,16 +1,11 @@
-"""Sources of missed facts: our own tables, or a source that has no facts.
-
-A follower asks only for ranges that a server has announced, so all IDs in these ranges are complete. Database queries
-run in a thread.
-"""
+"""Our own tables as a source of missed facts. Database queries run in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +19,7 @@ from streams.epochs import check_epoch, epoch_changed, readable_epoch
 from streams.errors import EpochChanged
 from streams.reading.possible_positions import given_out, possible_positions
 from streams.reading.rows import writer_names
+from streams.replication.client.catch_up import CatchUp, Writers
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.errors import CatchUpError
 from streams.replication.protocol.ordering import FollowedRow
@@ -31,71 +27,7 @@ from streams.replication.protocol.ordering import FollowedRow
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Writers:
-    """The linear position of a stream, and the positions of all its writers as ``{writer: position}``, from one snapshot."""
-
-    linear: int
-    positions: Mapping[str, int]
-
-
-class CatchUp(Protocol):
-    """The interface of a source of missed facts, as a follower uses it."""
-
-    def covers(self, stream: str) -> bool:
-        """Returns true if this source has the facts of the stream, of all writers."""
-
-    def can_reset(self, stream: str) -> bool:
-        """Returns true if the stream may start again at a lower token. Only a stream without a durable table may do so."""
-
-    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Returns the linear position and the writers' positions as ``{stream: Writers}``, from one snapshot.
-
-        If ``streams`` is None, the result has all streams. It is empty if this source does not know the positions.
-        """
-
-    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
-        """Returns ``{stream: highest ID that its sequence has given out}``. Omits streams that this source does not know."""
-
-    async def fetch(
-        self, stream: str, writer: str | None, after: int, upto: int, limit: int
-    ) -> tuple[Sequence[FollowedRow], int]:
-        """Returns (rows, reached): rows with after < token <= upto of ``writer``, or of all writers if ``writer`` is None.
-
-        ``reached`` is the position up to which the rows are complete. Rows are ascending and facts are whole. About
-        ``limit`` rows are returned. Raises ``ResyncNeeded`` if facts in the range were trimmed, and `CatchUpError` if
-        they cannot be fetched now.
-        """
-
-    async def close(self) -> None:
-        """Releases connections and threads."""
-
-
-class NoCatchUp:
-    """A source without facts. The follower then cannot fetch missed facts, and counts the missed ranges."""
-
-    def covers(self, stream: str) -> bool:
-        return False
-
-    def can_reset(self, stream: str) -> bool:
-        return True
-
-    async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        return {}
-
-    async def given_out(self, streams: Collection[str]) -> Mapping[str, int]:
-        return {}
-
-    async def fetch(
-        self, stream: str, writer: str | None, after: int, upto: int, limit: int
-    ) -> tuple[Sequence[FollowedRow], int]:
-        raise CatchUpError(f"Facts of {stream} in ({after}, {upto}] cannot be fetched: catch-up is off.")
-
-    async def close(self) -> None:
-        pass
-
-
-class TableCatchUp:
+class TableCatchUp(CatchUp):
     """A source of missed facts: our own tables, read in bounded batches on a connection of its own.
 
     Each object serves one follower. ``writers`` raises ``EpochChanged`` if the database was restored since the first

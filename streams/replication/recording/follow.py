@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.replication.client.table_catch_up import CatchUp, Writers
+from streams.replication.client.catch_up import CatchUp, Writers
 from streams.replication.errors import CatchUpError, GapError
 from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
@@ -144,7 +144,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
         raise
 
 
-class RecordedCatchUp:
+class RecordedCatchUp(CatchUp):
     """A catch-up for a recorded stream. It begins at the recorded positions, and fetches facts from ``source``.
 
     If ``source`` can never provide the facts of a range, the range is recorded as a gap.

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streams.replication.client.http_catch_up import MEMORY_STREAMS
+from streams.replication.client.catch_up import MEMORY_STREAMS
 from streams.replication.client.links import Counters
 from streams.replication.errors import CommandError, MalformedCommand
 from streams.replication.protocol.commands import (

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from streams.core.tokens import VectorToken
+from streams.replication.client.catch_up import Writers
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.links import Counters
-from streams.replication.client.table_catch_up import Writers
 from streams.replication.common.command_hooks import subscribe
 from streams.replication.errors import CatchUpError
 from streams.replication.protocol.commands import Command, Error, Position, RData, RemoteServerUp
