@@ -31,6 +31,7 @@ from replsite.live_rows.shared import SHARED
 from streams.db import driver
 from streams.holds import end
 from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
+from tests.support.async_waiting import wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, held_open, linear, wait_for_linear, writer_waits_for
 
@@ -688,7 +689,9 @@ def test_a_call_whose_client_left_keeps_its_turn_while_its_thread_works():
             await asyncio.wait(calls, timeout=0.3)
             for call in calls:
                 call.cancel()
-        asyncio.get_running_loop().call_later(0.2, may_end.set)
+        await wait_for(lambda: working >= 8)
+        await asyncio.sleep(0.2)  # an absence: a ninth would begin in that time
+        may_end.set()
         await asyncio.gather(*calls, return_exceptions=True)
 
     asyncio.run(many())

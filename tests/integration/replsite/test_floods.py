@@ -177,7 +177,7 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
         cursor.execute("BEGIN")
         cursor.execute("LOCK TABLE django_session")
         held = [connect(site.port, said) for _ in range(2)]
-        time.sleep(0.5)
+        wait_until(lambda: len(session_readers()) == 2)
         late = connect(site.port, said)
         assert status_of(site.port) == 200
         assert status_of(site.port, STATIC) == 200

@@ -18,6 +18,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.errors import BadLimit, EpochChanged, ForeignFact, InTransaction, ResyncNeeded, TokenError
 from streams.maintenance.trim import Keep, TrimRequest, trim
+from tests.support.async_waiting import wait_for
 from tests.support.effort import SEED
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
@@ -334,7 +335,7 @@ async def test_async_listener_gives_facts_and_beats():
 
 
 async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch):
-    from streams.waiting import listen
+    from streams.waiting import listen, wait
 
     reads, real = [], listen.page_after
     monkeypatch.setattr(listen, "page_after", lambda *given: reads.append(1) or real(*given))
@@ -349,12 +350,12 @@ async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch)
 
     before = threading.active_count()
     tasks = [asyncio.create_task(consume(place)) for place in range(500)]
-    await asyncio.sleep(0.5)
+    await wait_for(lambda: wait.waiting() == 500)
     threads = threading.active_count() - before
     expected = []
-    for _ in range(3):
+    for facts in range(1, 4):
         expected += await stream().aappend(cache_name="next", keys=[])
-        await asyncio.sleep(0.1)
+        await wait_for(lambda facts=facts: all(len(of_listener) == facts for of_listener in found))
     await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_SECONDS)
     assert all(one == expected for one in found)
     assert len(reads) < 50
