@@ -81,6 +81,7 @@ class Delivery:
         using: str | None = None,
     ) -> None:
         self.stored = stored
+        self._place = ""
         self._handled = self._parked = 0
         self._handler = handler
         self._owner = owner
@@ -176,17 +177,20 @@ class Delivery:
 
         Raises ``ConnectionLost`` if the database connection broke.
         """
+        place = ""
 
         def committed() -> None:
-            self.stored = token
+            self.stored, self._place = token, place
             self._handled += counts[0]
             self._parked += counts[1]
 
         def handle_and_move() -> None:
+            nonlocal place
             work()
             # The cursor moves last, to lock its row only briefly.
             with connections[self._using].cursor() as cursor:
-                move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
+                way = (self.stored, token)
+                place = move_cursor(cursor, self._owner, self._handler.stream, way, counts, self._place)
 
         commit_once(self._handler, self._using, handle_and_move, committed)
 

@@ -36,6 +36,10 @@ UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, m
 WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
 """
+#: While any session holds an old snapshot, such as a backup for an hour, no version of the row can be removed, and who looks for
+#: the row by its names goes through all of them. So a reader goes to the version that it has stored itself.
+_MOVE_AT = f"{_MOVE} AND ctid = %(place)s::tid RETURNING ctid::text"
+_MOVE += "RETURNING ctid::text"
 _LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
 #: Yields the time and the tokens of a request that waits. The time is null if a process has already begun the request.
 _WAITING = "CASE WHEN retry_began_at IS NULL THEN retry_asked_at END, retry_tokens::text"
@@ -141,21 +145,28 @@ def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epo
 
 
 def move_cursor(
-    cursor: Any, owner: Owner, stream: str, way: tuple[VectorToken, VectorToken], counts: tuple[int, int] = (0, 0)
-) -> None:
+    cursor: Any,
+    owner: Owner,
+    stream: str,
+    way: tuple[VectorToken, VectorToken],
+    counts: tuple[int, int] = (0, 0),
+    place: str = "",
+) -> str:
     """Moves the stored cursor of a reader on a stream. ``way`` is a pair of tokens (from, to).
 
-    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. Raises
-    ``ReaderFenced`` if this process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``.
+    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. Returns the row's place in
+    its table. ``place`` is the one that the last move returned, if its transaction was committed. Raises ``ReaderFenced`` if
+    this process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``.
     """
     was, token = way
     given = {
         "reader": owner.reader, "stream": stream, "lease": owner.lease, "base": token.base, "entries": _text(token.entries),
-        "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1],
+        "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1], "place": place,
     }  # fmt: skip
-    cursor.execute(_MOVE, given)
-    if cursor.rowcount == 1:
-        return
+    for statement in (_MOVE_AT, _MOVE) if place else (_MOVE,):  # a heartbeat may have stored a later version
+        cursor.execute(statement, given)
+        if (row := cursor.fetchone()) is not None:
+            return str(row[0])
     cursor.execute(_LEASE, {"reader": owner.reader, "stream": stream})
     row = cursor.fetchone()
     if row is None or row[0] != owner.lease:
