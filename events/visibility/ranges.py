@@ -115,20 +115,24 @@ def wide_ranges(setting: str, current_setting: str, first: int) -> OpenRanges:
 
 
 def visibility_rows(
-    steps: Iterable[Step | None], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
+    steps: Iterable[Step | None],
+    builder: GroupBuilder,
+    events: Mapping[str, ParsedEvent],
+    memberships: Callable[[Collection[str]], Mapping[str, str]] | None = None,
 ) -> Iterator[VisibilityRow]:
-    """Returns the ranges of a room, computed from its accepted events in stream order.
+    """Returns the ranges of a room, or of some of its backfilled events, computed from accepted events in stream order.
 
     The rows are not sorted.
 
     Backfilled events, which come first, have ranges of their own, with the state after each of them as the current
-    state. None stands for one without a state. No range continues over it, because it may get ranges later.
+    state. None stands for one without a state. No range continues over it, because it may get ranges later. What the
+    ranges say of a backfilled event does not depend on the events around it, so ranges of parts can be joined.
     """
-    old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
+    old, live = VisibilityRanges(builder, events, None, memberships), VisibilityRanges(builder, events)
     for step in steps:
         if step is None:
             yield from old.ended()
-            old = VisibilityRanges(builder, events)
+            old = VisibilityRanges(builder, events, None, memberships)
             continue
         (old if step.event.backfilled else live).add(step)
         if len(live.rows) >= _ROWS_AT_A_TIME:
@@ -169,7 +173,7 @@ class VisibilityRanges:
         """``memberships`` returns by ID what some events set memberships to, faster than ``events`` has them one by one."""
         self._builder = builder
         self._events = events
-        self._memberships: Callable[[Collection[str]], Mapping[str, str]] = memberships or self._memberships_in_events
+        self._memberships = memberships
         self._stored = stored or StoredRanges()
         self._current, self._setting = self._stored.current, self._stored.setting
         self._last = self._stored.last
@@ -273,14 +277,17 @@ class VisibilityRanges:
         new = [
             event_id for (event_type, _), (_, event_id) in changes.items() if event_type == "m.room.member" and event_id
         ]
-        memberships = self._memberships(new)
+        memberships = self._memberships_in_events(new) if self._memberships is None else self._memberships(new)
         left = {}
         for (event_type, user_id), (_, event_id) in changes.items():
             if (event_type, user_id) == HISTORY_VISIBILITY:
                 self._change_peeking(event_id, step)
             elif event_type == "m.room.member":
                 was = self._user(user_id).membership
-                is_their_event = step.event.type == "m.room.member" and step.event.state_key == user_id
+                # A backfilled event may be stored without the event before it, so it ends nothing that it is part of.
+                is_their_event = (
+                    step.event.type == "m.room.member" and step.event.state_key == user_id and not step.event.backfilled
+                )
                 if (
                     self._change_membership(user_id, memberships.get(event_id or ""), step, is_their_event)
                     and is_their_event
