@@ -91,6 +91,7 @@ def write_rooms(
 def _has_rows(changes: RoomChanges) -> bool:
     return bool(
         changes.events
+        or changes.loses_state
         or changes.needs_own_position
         or changes.filled.events
         or changes.new_extremities
@@ -250,7 +251,7 @@ class _RoomWriter:
         ``caches`` that is written with each change.
         """
         changes, known = self._changes, self._stored.events
-        if changes.current_unresolved and not self._room.current_state_unresolved:
+        if changes.loses_state:
             return [*self._stored.members()]
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
         # Redactions that take effect now, and those that lost their effect.
@@ -341,9 +342,9 @@ class _RoomWriter:
 
     def _current_state(self) -> None:
         changes, rows = self._changes, self._rows
+        if changes.loses_state:
+            rows.clear(self.room_id, "events_currentstate")
         if changes.current_unresolved:
-            if not self._room.current_state_unresolved:
-                rows.clear(self.room_id, "events_currentstate")
             return
         for key, event_id in {(kind, key): new for _, kind, key, new, _ in changes.state_changes}.items():
             if event_id is None:
