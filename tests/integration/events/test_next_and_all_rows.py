@@ -90,7 +90,7 @@ def rows_of_tables(room_id):
             CurrentState.objects.filter(room_id=room_id).values_list("type", "state_key", "event_id", "membership")
         ),
         "deltas": sorted(
-            (at[place], *rest)
+            (at.get(place, ""), *rest)  # a change without a live event has a position of its own
             for place, *rest in CurrentStateDelta.objects.filter(room_id=room_id).values_list(
                 "stream_ordering", "type", "state_key", "event_id", "prev_event_id"
             )
