@@ -99,6 +99,9 @@ FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, ve
 WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
   AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
 """
+_DROP_EMPTY_ROOMS = """
+DELETE FROM events_room r WHERE room_id = ANY(%s::text[]) AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id)
+"""
 _OPEN_GAPS = f"""
 {INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -137,20 +140,16 @@ WHERE event_id = applied.target AND redacted_by IS NULL
 _MARK_CENSORED = (
     "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = NULL WHERE event_id = ANY(%s::text[])"
 )
-#: Deletes those of the given groups that no event has, and that no group of an event is built on.
-_DROP_UNUSED_GROUPS = """
-WITH RECURSIVE used AS (
-    SELECT g.chain, g.id FROM state_stategroup g JOIN events_event e ON e.state_group = g.id WHERE e.room_id = %(room)s
-    UNION
-    SELECT below.chain, below.id FROM used
-    JOIN state_stategroup own ON own.id IN (used.id, used.chain)
-    JOIN state_stategroup below ON below.id = own.prev_group
-), gone AS (
-    DELETE FROM state_stategroup g WHERE g.id = ANY(%(groups)s) AND g.room_id = %(room)s
-      AND NOT EXISTS (SELECT FROM used WHERE used.chain = g.chain AND used.id >= g.id)
-    RETURNING g.chain, g.id
-) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
+_NEEDED_GROUPS = """
+SELECT id FROM unnest(%(groups)s::bigint[]) AS given (id)
+WHERE EXISTS (SELECT FROM events_event e WHERE e.state_group = given.id)
+  OR EXISTS (SELECT FROM state_stategroup g WHERE g.prev_group = given.id AND NOT g.id = ANY(%(groups)s))
 """
+_DROP_DELTAS = """
+DELETE FROM state_stategroupdelta d USING state_stategroup g
+WHERE g.id = ANY(%s) AND d.chain = g.chain AND d.state_group = g.id
+"""
+_DROP_GROUPS = "DELETE FROM state_stategroup WHERE id = ANY(%s)"
 
 
 @dataclass(slots=True)
@@ -277,9 +276,32 @@ def open_gaps(cursor: Any, room_id: str, prevs: Iterable[str]) -> set[str]:
     return {event_id for (event_id,) in cursor.fetchall()}
 
 
-def drop_unused_groups(cursor: Any, room_id: str, groups: Sequence[int]) -> None:
-    """Deletes those of the groups that no event needs any more."""
-    cursor.execute(_DROP_UNUSED_GROUPS, {"room": room_id, "groups": groups})
+def drop_empty_rooms(cursor: Any, room_ids: Sequence[str]) -> None:
+    """Deletes the rows of those rooms of which no event is stored."""
+    cursor.execute(_DROP_EMPTY_ROOMS, [room_ids])
+
+
+def drop_unused_groups(cursor: Any, groups: Collection[int]) -> tuple[int, int, int]:
+    """Deletes groups, except those that an event has, or on which a group that stays is built.
+
+    Returns the numbers of groups that stay, of deleted groups, and of deleted rows of deltas.
+    """
+    unused = set(groups)
+    # A group that stays needs the groups below it. So each round may find more that have to stay.
+    while True:
+        cursor.execute(_NEEDED_GROUPS, {"groups": sorted(unused)})
+        needed = {group for (group,) in cursor.fetchall()}
+        if not needed:
+            break
+        unused -= needed
+    cursor.execute(_DROP_DELTAS, [sorted(unused)])
+    rows = cursor.rowcount
+    drop_groups(cursor, unused)
+    return len(groups) - len(unused), cursor.rowcount, rows
+
+
+def drop_groups(cursor: Any, groups: Collection[int]) -> None:
+    cursor.execute(_DROP_GROUPS, [sorted(groups)])
 
 
 def _columns(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:

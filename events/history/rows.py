@@ -43,7 +43,7 @@ from events.history.event_numbers import NumberSet
 from events.room.extremities import Arriving, ExtremityTracker, ForwardExtremities
 from events.room.graph import Node, numbers_in_order
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import Step, VisibilityRow, in_order, visibility_rows
+from events.visibility.ranges import BEFORE_LIVE, Step, VisibilityRow, in_order, visibility_rows
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import State
 
@@ -80,6 +80,18 @@ class _Groups:
     def get(self, number: int, /) -> int | None:
         group = self._groups[number] if number < len(self._groups) else -1
         return None if group < 0 else group
+
+
+class _Extremities(ForwardExtremities[int]):
+    def __init__(self, history: RoomHistory, limit: int, *, live: bool) -> None:
+        super().__init__(reached=NumberSet(limit), live=live)
+        self._history = history
+
+    def find(self, event_ids: Collection[int]) -> Iterator[Node[int]]:
+        return self._history.transparent_among(event_ids)
+
+    def reaches(self, node: Node[int]) -> Sequence[int]:
+        return self._history.reached(node.event_id, node.prev_event_ids)
 
 
 class RoomHistory:
@@ -161,15 +173,13 @@ class RoomHistory:
     def _tracker(self, *, live: bool) -> ExtremityTracker[int]:
         walk = self.walk
         limit = walk.count + len(walk.missing)
-        extremities = ForwardExtremities[int](
-            reached=NumberSet(limit), find=self._transparent_among, live=live, reaches=self._reaches
-        )
+        extremities = _Extremities(self, limit, live=live)
         return ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
 
     def _add(self, tracker: ExtremityTracker[int], number: int, *, final: bool = False) -> None:
         # ``final``: it is known whether the event is soft-failed
         prevs = self.walk.prevs.of(number)
-        reaches_all = not self._stored_room or len(self._reached(number, prevs)) == len(prevs)
+        reaches_all = not self._stored_room or len(self.reached(number, prevs)) == len(prevs)
         if reaches_all and not self._flags[number] & ACCEPTED and tracker.add_on_extremities(number, prevs):
             return
         event = self._arriving(number)
@@ -178,10 +188,8 @@ class RoomHistory:
             self._flags[number] |= SOFT_FAILED
         tracker.add_with_verdict(event)
 
-    def _reaches(self, node: Node[int]) -> Sequence[int]:
-        return self._reached(node.event_id, node.prev_event_ids)
-
-    def _reached(self, number: int, prevs: Sequence[int]) -> Sequence[int]:
+    def reached(self, number: int, prevs: Sequence[int]) -> Sequence[int]:
+        """Returns the prev events that an event reaches."""
         # States were given only to events of stored rooms. There, of backfilled events the order of arrival is not known.
         if not self._stored_room:
             return prevs
@@ -191,7 +199,8 @@ class RoomHistory:
         ]
         return self.states.reached(prevs, None if before < 0 else before, earlier, _Groups(self.walk.after))
 
-    def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
+    def transparent_among(self, numbers: Collection[int]) -> Iterator[Node[int]]:
+        """Yields those of the events that are in the graph and do not count."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -369,7 +378,7 @@ class RoomHistory:
                 yield index, event_type, state_key, new, old
 
     def visibility(self) -> Iterator[VisibilityRow]:
-        """Yields ranges in any order. Yields nothing if ``visibility_unresolved``."""
+        """Yields ranges in any order. Yields nothing if ``visibility_unresolved``. A cut may begin at ``BEFORE_LIVE``."""
         if self.visibility_unresolved:
             return
         states = self.states
@@ -378,11 +387,18 @@ class RoomHistory:
             yield VisibilityRow(None, "withheld", redaction, redaction)
 
     def ranges(self, places: Sequence[int]) -> list[VisibilityRow] | None:
-        """Returns the sorted ranges with ``places[number]`` for each number, or None if ``visibility_unresolved``."""
+        """Returns the sorted ranges, with ``places[number]`` for each number and 0 for ``BEFORE_LIVE``.
+
+        Returns None if ``visibility_unresolved``.
+        """
         if self.visibility_unresolved:
             return None
         return in_order(
-            replace(row, first=places[row.first], last=None if row.last is None else places[row.last])
+            replace(
+                row,
+                first=0 if row.first == BEFORE_LIVE else places[row.first],
+                last=None if row.last is None else places[row.last],
+            )
             for row in self.visibility()
         )
 

@@ -181,7 +181,7 @@ class _Repair:
             groups.add_to(self._rows, self._cursor)
         write(self._cursor, self._rows)
         if self._wrong_states:
-            drop_unused_groups(self._cursor, self._room_id, groups.replaced)
+            drop_unused_groups(self._cursor, groups.replaced)
         # Replaced as a whole, however many rows differ, and only now: they have to fit the current state as it is stored.
         if self._ranges:
             known = self._computed.known_ranges

@@ -18,7 +18,7 @@ from django.db import connections
 from events.errors import PurgeWentWrong
 from events.maintenance.group_plan import needed_groups
 from events.room_lock import changing_room
-from events.rows import LOCK_ROOM
+from events.rows import LOCK_ROOM, drop_groups, drop_unused_groups
 from state.groups.collection import GroupCollection, Run, plan_collection
 from state.store import StateDigest, state_digest
 
@@ -79,13 +79,6 @@ UPDATE state_stategroup target SET prev_group = low.prev_group, rows_to_read = t
 FROM state_stategroup low WHERE target.id = %(target)s AND low.id = %(low)s
 """
 _STAND_ON_TARGET = "UPDATE state_stategroup SET prev_group = %(target)s WHERE prev_group = %(high)s"
-_DROP_GROUPS = "DELETE FROM state_stategroup WHERE id = ANY(%s)"
-_NEEDED_NOW = """
-SELECT id FROM unnest(%(groups)s::bigint[]) AS planned (id)
-WHERE EXISTS (SELECT FROM events_event e WHERE e.state_group = planned.id) OR EXISTS (
-    SELECT FROM state_stategroup g WHERE g.prev_group = planned.id AND NOT g.id = ANY(%(groups)s)
-)
-"""
 _LOOSE_NOW = """
 SELECT EXISTS (SELECT FROM events_event e WHERE e.state_group = ANY(%(loose)s))
     OR EXISTS (SELECT FROM state_stategroup g WHERE g.prev_group = ANY(%(loose)s) AND g.chain <> %(chain)s)
@@ -93,10 +86,6 @@ SELECT EXISTS (SELECT FROM events_event e WHERE e.state_group = ANY(%(loose)s))
         SELECT FROM events_event e JOIN state_stategroup g ON g.id = e.state_group
         WHERE g.prev_group = ANY(%(loose)s) AND e.state_key IS NOT NULL AND e.rejected_reason IS NULL),
     (SELECT count(*) FROM state_stategroup g WHERE g.id = ANY(%(loose)s) AND g.chain = %(chain)s)
-"""
-_ROWS_OF = """
-DELETE FROM state_stategroupdelta d USING state_stategroup g
-WHERE g.id = ANY(%s) AND d.chain = g.chain AND d.state_group = g.id
 """
 _COUNT_ROWS = """
 SELECT count(*) FROM state_stategroup g JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
@@ -195,15 +184,10 @@ class GroupPurge:
         If a group G is in the plan, all groups that were built on G at planning time are in the plan, too. So a group
         outside of the plan can need G only if it was written later.
         """
-        going = set(groups)
-        # A group that stays needs the groups below it. So each round may find more that have to stay.
-        while needed := _needed(cursor, sorted(going)):
-            going -= needed
-        self.done.left += len(groups) - len(going)
-        cursor.execute(_ROWS_OF, [sorted(going)])
-        self.done.rows += cursor.rowcount
-        cursor.execute(_DROP_GROUPS, [sorted(going)])
-        self.done.groups += cursor.rowcount
+        left, deleted, rows = drop_unused_groups(cursor, groups)
+        self.done.left += left
+        self.done.groups += deleted
+        self.done.rows += rows
 
     def _merge(self, cursor: Any, run: Run, before: StateDigest | None) -> bool:
         """Merges one part of a run. Returns false, and changes nothing, if one of the part's groups is needed now.
@@ -230,7 +214,7 @@ class GroupPurge:
             cursor.execute(_STAND_ON_TARGET, names)
         else:
             cursor.execute(_STAND_LOWER, names)
-        cursor.execute(_DROP_GROUPS, [list(run.absorbed)])
+        drop_groups(cursor, run.absorbed)
         if state_digest(run.witness, self._using) != before:
             raise PurgeWentWrong(
                 f"{self.room_id}: state group {run.witness} would read differently after groups {low} to {high} were merged; "
@@ -273,9 +257,3 @@ def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
         "highs": [high for _, high in bounds],
         "targets": [run.target for run in runs],
     }
-
-
-def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
-    """Returns those of ``groups`` that an event has, or on which a group outside ``groups`` is built."""
-    cursor.execute(_NEEDED_NOW, {"groups": groups})
-    return {group for (group,) in cursor.fetchall()}

@@ -22,7 +22,6 @@ from events.persist.room_cache import StoredRoom
 from events.persist.write_rows import write_rooms
 from events.room_lock import changing_room
 from events.rows import BY_INDEX, CHANGE_ROOM
-from streams.caches import invalidate_room_state
 from streams.conf import stream_settings
 
 POSITION_LIMIT = 2**63
@@ -105,10 +104,6 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM next), (SELECT count(*) FILTER 
     (SELECT count(*) FROM leaves), ARRAY(SELECT event_id FROM freed), last.topological_ordering, last.stream_ordering
 FROM (SELECT * FROM next ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT 1) AS last
 """
-_DROP_STATE = (
-    "DELETE FROM events_currentstate WHERE room_id = %s RETURNING CASE WHEN type = 'm.room.member' THEN state_key END"
-)
-_STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room_id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ def purge_batch(
             return None
         deleted, outliers, extremities, freed, *last = found
         if extremities or freed:  # the set of forward extremities may have changed
-            recompute_current_state(cursor, request.room_id, request.using, freed)
+            recompute_current_state(request.room_id, request.using, freed)
         rows.stale.append((CACHE_NAME, None))
     done.deleted += deleted
     done.became_outliers += outliers
@@ -187,21 +182,12 @@ def purge_batch(
     return int(last[0]), int(last[1])
 
 
-def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
+def recompute_current_state(room_id: str, using: str, freed: Sequence[str] = ()) -> None:
     """Computes the current state again, after events left the graph or came back into it. Notifies other processes.
 
     The set of forward extremities may have changed, and with it the current state. ``freed`` has the stored prev events
     of the events that left the graph. Assumes that the room is locked.
     """
-    # Makes the batch compute the whole current state, instead of continuing the stored one.
-    cursor.execute(_STATE_OPEN, [room_id])
     reading = lock_and_read([], using, rooms=[room_id])
     room = StoredRoom(reading.rooms[room_id], using, reading)
-    changes = next_rows(room, [], freed=freed)
-    write_rooms([(room, changes)], set(), using)
-    # A forward extremity whose state is unknown came back. ``write_rooms`` drops the stored state only of a room that
-    # was not marked as unresolved when it was read.
-    if changes.current_unresolved:
-        cursor.execute(_DROP_STATE, [room_id])
-        if dropped := cursor.fetchall():
-            invalidate_room_state(room_id, [user for (user,) in dropped if user is not None], using)
+    write_rooms([(room, next_rows(room, [], freed=freed))], set(), using)

@@ -229,7 +229,7 @@ def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: Event
         write(cursor, rows)
         cursor.execute(_HAS_EDGE_TO_EXTREMITY, names)
         if (extremities or cursor.fetchone()[0]) and not room.whole:
-            recompute_current_state(cursor, room_id, room.using)
+            recompute_current_state(room_id, room.using)
         cursor.execute(_NAME, names)
         if not room.whole:  # after a whole room, the caller does this once for all batches
             changes.stale.append((CACHE_NAME, None))

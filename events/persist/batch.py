@@ -16,7 +16,6 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import connections, transaction
-from django.db.models import Exists, OuterRef
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
@@ -34,7 +33,7 @@ from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_seen_by
 from events.room.verification import KeysOf, check_signatures, proves_version
 from events.room_lock import begins_transaction, room_transaction
-from events.rows import RoomRows, write
+from events.rows import RoomRows, drop_empty_rooms, write
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams.caches import append_invalidations
@@ -474,8 +473,8 @@ def _delete_empty_rooms(reading: RoomReading, stored: Collection[str], using: st
         room_id for room_id, room in reading.rooms.items() if room.create_event_id is None and room_id not in stored
     ]
     if empty:  # under the lock, so no other batch stores an event in them meanwhile
-        stored_events = Event.objects.using(using).filter(room_id=OuterRef("pk"))
-        Room.objects.using(using).filter(~Exists(stored_events), pk__in=empty).delete()
+        with connections[using].cursor() as cursor:
+            drop_empty_rooms(cursor, empty)
 
 
 def _with_stored_content(

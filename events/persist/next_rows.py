@@ -98,6 +98,8 @@ class RoomChanges:
 
     The new ID is None if the entry is removed, the previous ID if it is new."""
     current_unresolved: bool = False
+    loses_state: bool = False
+    """True if the current state is unknown from now on, so that the stored one is dropped."""
     visibility_unresolved: bool = False
     ranges: list[VisibilityRow] = field(default_factory=list)
     closed: list[tuple[str | None, str, int]] = field(default_factory=list)
@@ -166,6 +168,8 @@ class _NextRows:
         self._given, self._to_resolve, self._freed = given, to_resolve, freed
         self._accepts = accepts
         self.changes = RoomChanges()
+        # Once events left the graph or came back into it, the stored current state is not that of the stored extremities.
+        self._continues = freed is None and not known.room.current_state_unresolved
         self._changed_between = False
         """True if memberships or history visibility changed in the current state without an accepted live event."""
         self._batch = list(batch)
@@ -402,7 +406,7 @@ class _NextRows:
         tracker = EventExtremityTracker(
             states, extremities, arrived=[prev for event in live for prev in event.prev_event_ids]
         )
-        self._current_before = known = tracker.current if not self._row.current_state_unresolved else None
+        self._current_before = known = tracker.current if self._continues else None
         # Batch A resolves the states of two forward extremities. Batch B stores an auth event of theirs, and resolves the same
         # states to another state. So B compares its state with what A has resolved them to, or with the stored rows.
         groups = {states.after.get(event_id) for event_id in self.stored.extremities}
@@ -449,8 +453,9 @@ class _NextRows:
             self._record_changes(number, known, current, between=not steps)
             # Without a live event, a position of its own is also needed if the state is merely known again.
             has_changes = len(changes.state_changes) > recorded
-            changes.needs_own_position = not live and (self._row.current_state_unresolved or has_changes)
+            changes.needs_own_position = not live and (has_changes or not self._continues)
         changes.current_unresolved = current is None and bool(tracker.extremities.current)
+        changes.loses_state = changes.current_unresolved and not self._row.current_state_unresolved
         before = set(self.stored.extremities)
         changes.new_extremities = [event_id for event_id in tracker.extremities.current if event_id not in before]
         after = tracker.extremities.current

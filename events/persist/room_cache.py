@@ -8,6 +8,7 @@ no other process can make the cached values wrong. Of a large state only those e
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -289,7 +290,7 @@ class _StoredEntries:
         return full_state(self.group, self.using)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class StoredRoom:
     """One room under its lock: its row, its events, its forward extremities, and the groups that a batch builds on.
 
@@ -318,7 +319,9 @@ class StoredRoom:
     """ID of a group -> its state."""
 
     def __post_init__(self) -> None:
-        self.builder = GroupBuilder(self._stored_below)
+        # A weak reference: only the garbage collector could free two objects that refer to each other.
+        stored_below = weakref.WeakMethod(self._stored_below)
+        self.builder = GroupBuilder(lambda number: below(number) if (below := stored_below()) is not None else None)
         self.events = StoredEvents(self.using, self.room_id, self.room.content_generation, self.reading)
 
     @property
@@ -593,7 +596,7 @@ class StoredRoom:
         """
         found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
         found.replace_rejected(freed)
-        return found.extremities
+        return found
 
 
 class _NearbyEvents:
@@ -629,43 +632,38 @@ class _NearbyEvents:
         return found
 
 
-class _StoredExtremities:
-    # A search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
+class _StoredExtremities(ForwardExtremities[str]):
+    # Searches the stored events upwards from the forward extremities.
     def __init__(self, room: StoredRoom, batch_ids: Set[str], states: RoomStates, rejected: Set[str]) -> None:
+        super().__init__(room.extremities, live=room.room_id in room.reading.latest)
         self._room, self._batch_ids, self._states, self._rejected = room, batch_ids, states, rejected
         self._stored = set(room.extremities) - rejected
-        self._was_live = room.room_id in room.reading.latest
+        self._was_live = self.live
         self._transparent: dict[bool, dict[str, _Transparent]] = {}
-        """``extremities.live`` -> transparent events by ID. If ``live`` is true, they include backfilled events."""
-        # ``ForwardExtremities`` keeps this set object, so what is added to it below counts there.
-        reached: set[str] = set()
+        """``live`` -> transparent events by ID. If ``live`` is true, they include backfilled events."""
         self._reached_by: dict[str, Sequence[str]] = {}
-        self.extremities = ForwardExtremities(
-            room.extremities, reached, self._find, live=self._was_live, reaches=self._reaches
-        )
         # Stored events may already reach events of the batch. ``above`` shows this for the events that were read under the
         # lock. For others, the stored events above them are always searched.
         if not batch_ids.isdisjoint(prev for prev, _ in room.reading.above) or not batch_ids <= room.reading.batch_ids:
-            reached |= self._reached(batch_ids)
+            self._reached |= self._among_reached(batch_ids)
 
     def replace_rejected(self, freed: Collection[str] | None) -> None:
         # Each removed event is replaced by the nearest events below it that count and that no other event reaches.
-        extremities = self.extremities
-        below = [event_id for event_id in extremities.current if event_id in self._rejected]
-        covered = set[str]() if freed is None else self._reached(extremities.current)
-        for event_id in {*below, *covered.intersection(extremities.current)}:
-            del extremities.current[event_id]
+        below = [event_id for event_id in self.current if event_id in self._rejected]
+        covered = set[str]() if freed is None else self._among_reached(self.current)
+        for event_id in {*below, *covered.intersection(self.current)}:
+            del self.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
         # The walk goes down through events that are not reached. An event that counts becomes a forward extremity, and the walk
         # ends there. Otherwise it continues with the prev events.
         while prevs:
             seen |= prevs
-            reached = self._reached(prevs)
+            reached = self._among_reached(prevs)
             free = {event_id: counts for event_id, counts in self._verdicts(prevs) if event_id not in reached}
             new = [event_id for event_id, counts in free.items() if counts]
             self._room.adopt_after(new)
-            extremities.current.update(dict.fromkeys(new))
+            self.current.update(dict.fromkeys(new))
             prevs = self._below(event_id for event_id, counts in free.items() if not counts) - seen
 
     def _below(self, event_ids: Iterable[str]) -> set[str]:
@@ -680,19 +678,17 @@ class _StoredExtremities:
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
-    def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
+    def find(self, event_ids: Collection[str]) -> list[Node[str]]:
         # New events, and stored transparent events that have a forward extremity or an event of the batch below them.
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._batch_ids]
-        live = self.extremities.live
+        live = self.live
         # Stored forward extremities count. But once the batch has brought the room's first live event, backfilled
         # forward extremities no longer count.
         known = self._batch_ids if live != self._was_live else self._batch_ids | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
             if live not in self._transparent:
-                self._transparent[live] = self._transparent_among(
-                    {*self._stored, *self.extremities.current, *self._batch_ids}
-                )
+                self._transparent[live] = self._transparent_among({*self._stored, *self.current, *self._batch_ids})
             found += [self._transparent[live][event_id] for event_id in others if event_id in self._transparent[live]]
         return found
 
@@ -703,7 +699,7 @@ class _StoredExtremities:
                 below.setdefault(event_id, []).append(prev)
         return {event_id: _Transparent(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
-    def _reached(self, event_ids: Collection[str]) -> set[str]:
+    def _among_reached(self, event_ids: Collection[str]) -> set[str]:
         # Of these events and of those on the paths above them, the ones that stored events above reach.
         below: dict[str, set[str]] = {}
         stack = []
@@ -718,7 +714,7 @@ class _StoredExtremities:
             stack += new
         return found
 
-    def _reaches(self, node: Node[str]) -> Sequence[str]:
+    def reaches(self, node: Node[str]) -> Sequence[str]:
         # all prev events, unless the batch gives the state before the event
         if node.event_id not in self._batch_ids or node.event_id not in self._states.on_given:
             return node.prev_event_ids
@@ -747,7 +743,7 @@ class _StoredExtremities:
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
-            "through_old": self.extremities.live,
+            "through_old": self.live,
             "rejected": sorted(self._rejected),
         }
         edges = rows_of_repeated(connections[self._room.using], _ABOVE, values)
@@ -759,7 +755,7 @@ class _StoredExtremities:
         ]
 
     def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
-        return accepted and event_id not in self._rejected and (live or not self.extremities.live)
+        return accepted and event_id not in self._rejected and (live or not self.live)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ def write_rooms(
 def _has_rows(changes: RoomChanges) -> bool:
     return bool(
         changes.events
+        or changes.loses_state
         or changes.needs_own_position
         or changes.filled.events
         or changes.new_extremities
@@ -250,7 +251,7 @@ class _RoomWriter:
         ``caches`` that is written with each change.
         """
         changes, known = self._changes, self._stored.events
-        if changes.current_unresolved and not self._room.current_state_unresolved:
+        if changes.loses_state:
             return [*self._stored.members()]
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
         # Redactions that take effect now, and those that lost their effect.
@@ -341,9 +342,9 @@ class _RoomWriter:
 
     def _current_state(self) -> None:
         changes, rows = self._changes, self._rows
+        if changes.loses_state:
+            rows.clear(self.room_id, "events_currentstate")
         if changes.current_unresolved:
-            if not self._room.current_state_unresolved:
-                rows.clear(self.room_id, "events_currentstate")
             return
         for key, event_id in {(kind, key): new for _, kind, key, new, _ in changes.state_changes}.items():
             if event_id is None:
@@ -369,13 +370,10 @@ class _RoomWriter:
             rows.add("events_eventvisibility", room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        # -1: the last accepted event before the batch
-        if number >= 0:
-            return self._positions[self._changes.events[number].event_id]
-        before = self._changes.last_position
-        if before is None:
-            raise LookupError(f"{self._room.room_id}: a range goes on where nothing was")
-        return before
+        # -1: the last accepted live event before the batch, or 0, which is below all live events
+        return (
+            self._positions[self._changes.events[number].event_id] if number >= 0 else self._changes.last_position or 0
+        )
 
     def _room_row(self) -> None:
         changes, room = self._changes, self._room

@@ -16,6 +16,7 @@ beginning differs: a batch begins with the stored forward extremities.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, MutableSet, Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
@@ -39,7 +40,7 @@ class Arriving(Node[_Id_co], Protocol[_Id_co]):
     def soft_failure_given(self) -> bool: ...
 
 
-class ForwardExtremities(Generic[Id]):
+class ForwardExtremities(ABC, Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
     As long as a room has no accepted live event, accepted backfilled events count. They count no longer when the first
@@ -47,28 +48,27 @@ class ForwardExtremities(Generic[Id]):
     """
 
     def __init__(
-        self,
-        current: Iterable[Id] = (),
-        reached: MutableSet[Id] | None = None,
-        find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
-        *,
-        live: bool = False,
-        reaches: Callable[[Node[Id]], Sequence[Id]] = lambda node: node.prev_event_ids,
+        self, current: Iterable[Id] = (), reached: MutableSet[Id] | None = None, *, live: bool = False
     ) -> None:
         """Continues from the forward extremities of a stored room (``current``).
 
-        ``reached`` has the IDs of events that have not arrived yet but are reached already; more are added. ``find``
-        returns those of the given events that are in the graph and do not count. It may leave out events through which
-        no relevant event is reached. Without it, this object keeps the events that arrive. ``live``: an accepted live
-        event is stored, or is part of this batch. ``reaches`` returns the prev events that an event reaches: all of
-        them, unless the state before the event was given.
+        ``reached`` has the IDs of events that have not arrived yet but are reached already; more are added. ``live``: an
+        accepted live event is stored, or is part of this batch.
         """
         self.live = live
-        self.reaches = reaches
         self._reached: MutableSet[Id] = set() if reached is None else reached
-        self._find = self._find_arrived if find is None else find
-        self._transparent: dict[Id, Node[Id]] | None = {} if find is None else None
         self.current: dict[Id, None] = dict.fromkeys(current)
+
+    @abstractmethod
+    def find(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
+        """Returns those of the events that have arrived, are in the graph and do not count.
+
+        May leave out events through which no relevant event is reached.
+        """
+
+    def reaches(self, node: Node[Id]) -> Sequence[Id]:
+        """Returns the prev events that an event reaches: all of them, unless the state before the event was given."""
+        return node.prev_event_ids
 
     def counts(self, node: Node[Id]) -> bool:
         return is_accepted(node) and not (node.backfilled and self.live)
@@ -78,8 +78,6 @@ class ForwardExtremities(Generic[Id]):
         # Before ``_reached`` is read. Example: backfilled event B names L as prev event, and L is the room's first live event.
         # When L arrives, B counts no longer. If B still reached L, the room would have no forward extremity.
         removed = self._go_live() if not self.live and not node.backfilled and is_accepted(node) else []
-        if self._transparent is not None and (node.backfilled or not is_accepted(node)):
-            self._transparent[node.event_id] = node
         counts, reached = self.counts(node), node.event_id in self._reached
         if counts or reached:
             removed += self._reach_prevs(node)
@@ -125,12 +123,8 @@ class ForwardExtremities(Generic[Id]):
                     del self.current[prev]
                     removed.append(prev)
             if new:
-                below += [found for found in self._find(new) if not self.counts(found)]
+                below += [found for found in self.find(new) if not self.counts(found)]
         return removed
-
-    def _find_arrived(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
-        arrived = self._transparent or {}
-        return [arrived[event_id] for event_id in event_ids if event_id in arrived]
 
 
 class ExtremityTracker(Generic[Id]):

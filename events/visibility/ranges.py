@@ -32,6 +32,8 @@ from events.visibility.rule import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admi
 from events.visibility.viewer import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, rule_input
 from state.groups.deltas import GroupBuilder
 
+BEFORE_LIVE = -1
+"""Stands for the place before the first live event, where the ``cut`` of a user begins who had left by then."""
 OF_CURRENT_STATE = frozenset({"cut", "peekable"})
 """The kinds of ranges that follow only from the current state. Backfilled events have no such ranges."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
@@ -88,7 +90,7 @@ class StoredRanges:
     current: int | None = None
     setting: str | None = None
     """The history visibility after the last event, or None if there is no event yet."""
-    last: int = 0
+    last: int = BEFORE_LIVE
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = lambda _user_id: OpenRanges()
     invited: Callable[[], Collection[str]] = lambda: ()
@@ -115,20 +117,24 @@ def wide_ranges(setting: str, current_setting: str, first: int) -> OpenRanges:
 
 
 def visibility_rows(
-    steps: Iterable[Step | None], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
+    steps: Iterable[Step | None],
+    builder: GroupBuilder,
+    events: Mapping[str, ParsedEvent],
+    memberships: Callable[[Collection[str]], Mapping[str, str]] | None = None,
 ) -> Iterator[VisibilityRow]:
-    """Returns the ranges of a room, computed from its accepted events in stream order.
+    """Returns the ranges of a room, or of some of its backfilled events, computed from accepted events in stream order.
 
     The rows are not sorted.
 
     Backfilled events, which come first, have ranges of their own, with the state after each of them as the current
-    state. None stands for one without a state. No range continues over it, because it may get ranges later.
+    state. None stands for one without a state. No range continues over it, because it may get ranges later. What the
+    ranges say of a backfilled event does not depend on the events around it, so ranges of parts can be joined.
     """
-    old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
+    old, live = VisibilityRanges(builder, events, None, memberships), VisibilityRanges(builder, events)
     for step in steps:
         if step is None:
             yield from old.ended()
-            old = VisibilityRanges(builder, events)
+            old = VisibilityRanges(builder, events, None, memberships)
             continue
         (old if step.event.backfilled else live).add(step)
         if len(live.rows) >= _ROWS_AT_A_TIME:
@@ -169,7 +175,7 @@ class VisibilityRanges:
         """``memberships`` returns by ID what some events set memberships to, faster than ``events`` has them one by one."""
         self._builder = builder
         self._events = events
-        self._memberships: Callable[[Collection[str]], Mapping[str, str]] = memberships or self._memberships_in_events
+        self._memberships = memberships
         self._stored = stored or StoredRanges()
         self._current, self._setting = self._stored.current, self._stored.setting
         self._last = self._stored.last
@@ -269,23 +275,28 @@ class VisibilityRanges:
         if step.current == self._current:
             return {}
         changes = self._builder.changes_between(self._current, step.current)
+        # At the first live event nobody leaves but by this event. Others who are gone left before it, and do not see it.
+        absent_since = BEFORE_LIVE if self._current is None else step.index
         self._current = step.current
         new = [
             event_id for (event_type, _), (_, event_id) in changes.items() if event_type == "m.room.member" and event_id
         ]
-        memberships = self._memberships(new)
+        memberships = self._memberships_in_events(new) if self._memberships is None else self._memberships(new)
         left = {}
         for (event_type, user_id), (_, event_id) in changes.items():
             if (event_type, user_id) == HISTORY_VISIBILITY:
                 self._change_peeking(event_id, step)
             elif event_type == "m.room.member":
                 was = self._user(user_id).membership
-                is_their_event = step.event.type == "m.room.member" and step.event.state_key == user_id
-                if (
-                    self._change_membership(user_id, memberships.get(event_id or ""), step, is_their_event)
-                    and is_their_event
-                    and was in _KINDS
-                ):
+                # A backfilled event may be stored without the event before it, so it ends nothing that it is part of.
+                is_their_event = (
+                    step.event.type == "m.room.member" and step.event.state_key == user_id and not step.event.backfilled
+                )
+                membership = memberships.get(event_id or "")
+                changed = self._change_membership(user_id, membership, step, is_their_event)
+                if changed and membership == "leave":
+                    self._open(user_id, "cut", step.index if is_their_event else absent_since)
+                if changed and is_their_event and was in _KINDS:
                     left[user_id] = str(was)
         return left
 
@@ -323,8 +334,6 @@ class VisibilityRanges:
             self._invited.add(user_id)
         if user.ranges.pop("cut", (0, False))[1]:
             self.uncut.append(user_id)
-        if membership == "leave":
-            self._open(user_id, "cut", step.index)
         return True
 
     # --- the event itself ---------------------------------------------------------------------------------------

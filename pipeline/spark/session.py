@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -120,7 +121,8 @@ def spark_session(
     configuration = {**_configuration(folder, master), **(conf or {})}
     session = None
     try:
-        with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler(), _clear_errors():
+        environment = _environment_of_jvm(find_java(project), configuration)
+        with environment, _temporary_files_in(folder / "tmp"), _own_interrupt_handler(), _clear_errors():
             builder = SparkSession.builder.master(retrying(master)).appName(f"replsite {name}")
             for key, value in configuration.items():
                 builder = builder.config(key, value)
@@ -292,6 +294,19 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Has Python make temporary files in ``folder`` for the block.
+
+    PySpark makes a folder in which the JVM says its port. Of a process that is killed meanwhile, it would stay in ``/tmp``.
+    """
+    before, tempfile.tempdir = tempfile.tempdir, str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def find_java(project: Path | None = None) -> str | None:

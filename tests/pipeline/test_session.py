@@ -21,6 +21,7 @@ from pipeline.errors import JavaMissing
 from pipeline.spark.session import _configuration, _own_interrupt_handler, _stop, code_archive, find_java, spark_session
 from tests.support.ports import free_port
 from tests.support.session import PROJECT
+from tests.support.waiting import wait_until
 
 
 def ask_executor(spark, question):
@@ -227,6 +228,21 @@ def test_a_jvm_that_does_not_start_is_one_clear_error(tmp_path):
     said = start(tmp_path, JAVA_TOOL_OPTIONS="-XX:+NoSuchOption")
     assert said.startswith("SparkNotStarted Spark did not start: ")
     assert "and are set: " in said and "JAVA_TOOL_OPTIONS" in said and "\n" not in said
+
+
+def test_a_process_killed_while_the_jvm_starts_leaves_nothing_among_the_machines_temporary_files(tmp_path):
+    java, temporary, folder = tmp_path / "java" / "bin" / "java", tmp_path / "temporary", tmp_path / "folder"
+    java.parent.mkdir(parents=True)
+    temporary.mkdir()
+    java.write_text("#!/bin/sh\necho started > $STARTED\nexec cat\n")  # until its standard input is closed
+    java.chmod(0o755)
+    given = {"JAVA_HOME": str(java.parents[1]), "TMPDIR": str(temporary), "STARTED": str(tmp_path / "started")}
+    command = [sys.executable, "-c", STARTED, str(folder)]
+    with subprocess.Popen(command, cwd=PROJECT, env={**os.environ, **given}) as process:
+        wait_until((tmp_path / "started").exists)
+        process.kill()
+    assert list(temporary.iterdir()) == []
+    assert len(list((folder / "tmp").iterdir())) == 1
 
 
 PAGE = """

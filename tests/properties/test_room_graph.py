@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.room.extremities import ForwardExtremities
 from events.room.graph import causal_order, is_accepted
+from tests.support.arrived_events import ArrivedExtremities
 
 
 @dataclass
@@ -57,7 +57,7 @@ def slow_extremities(nodes):
 
 @given(rooms())
 def test_leaves_equal_the_definition(nodes):
-    extremities = ForwardExtremities()
+    extremities = ArrivedExtremities()
     for node in nodes:
         if not node.outlier:
             extremities.add(node)
@@ -66,11 +66,9 @@ def test_leaves_equal_the_definition(nodes):
 
 @given(rooms())
 def test_leaves_of_events_that_are_all_at_hand_are_the_same(nodes):
-    by_id = {node.event_id: node for node in nodes if not node.outlier}
     live = any(is_accepted(node) and not node.backfilled for node in nodes)
-    extremities = ForwardExtremities(
-        find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live
-    )
+    extremities = ArrivedExtremities(live=live)
+    extremities.arrived.update((node.event_id, node) for node in nodes if not node.outlier)
     for node in nodes:
         if not (node.outlier or (live and node.backfilled)):
             extremities.add(node)

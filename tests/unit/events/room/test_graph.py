@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from events.room.extremities import ForwardExtremities
 from events.room.graph import causal_order, cycles
+from tests.support.arrived_events import ArrivedExtremities
 from tests.support.growth import growth
 
 
@@ -21,7 +21,7 @@ class Node:
 
 
 def extremities_of(*nodes):
-    found = ForwardExtremities()
+    found = ArrivedExtremities()
     for node in nodes:
         found.add(node)
     return list(found.current)
@@ -103,7 +103,7 @@ def test_many_events_on_one_long_rejected_branch_take_linear_time():
 
 
 def grown(*nodes):
-    found = ForwardExtremities()
+    found = ArrivedExtremities()
     for one in nodes:
         found.add(one)
     return found

@@ -258,6 +258,21 @@ def test_backfilled_events_have_ranges_too():
     ]  # fmt: skip
 
 
+def test_the_own_leave_of_a_backfilled_history_is_a_row_of_its_own():
+    """Whether the join came in the same batch or not."""
+    made = MadeRoom()
+    made.state("m.room.history_visibility", "", {"history_visibility": "joined"}, stream_ordering=-1)
+    made.member(BOB, "join", stream_ordering=-1)
+    made.message(stream_ordering=-1)
+    made.member(BOB, "leave", stream_ordering=-1)
+    old = [event for event in made.events if event.backfilled]
+    found = ranges([*old, *(event for event in made.events if not event.backfilled)])
+    assert [(row.kind, row.first, row.last) for row in found if row.user_id == BOB] == [
+        ("joined", 1, 2),
+        ("shown", 3, 3),
+    ]
+
+
 def test_room_with_an_event_of_unknown_state_has_no_ranges():
     made = MadeRoom()
     made.message(prev=["$gone"])
