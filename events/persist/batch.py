@@ -110,6 +110,8 @@ class PersistOutcome:
     """
     unfinished_rooms: list[str] = field(default_factory=list)
     """Rooms in which a gap was filled, with too many events above it for one batch. Call ``resolve_room`` for them."""
+    without_state: list[str] = field(default_factory=list)
+    """Stored events in the graph of which the state is not known, because events below them are missing."""
 
 
 def persist(
@@ -462,6 +464,8 @@ def _store(
         outcome.refused += [RefusedEvent(to_process.places[event.event_id], error) for event, error in changes.refused]
         for event in changes.events:
             outcome.bad_content_hashes += not event.content_hash_matches
+            if not event.outlier and event.event_id not in room.after:
+                outcome.without_state.append(event.event_id)
             outcome.stored.append(
                 Persisted(
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed

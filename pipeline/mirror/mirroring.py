@@ -57,7 +57,7 @@ T = TypeVar("T")
 #: fixed price, for the lines as for the events.
 PACE_SECONDS = 0.4
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.2, 5.0
-#: Positions that moved without events are stored after this time.
+#: Positions that moved without events are stored after this time, and states are asked for that were incomplete.
 POSITIONS_SECONDS = 30.0
 _AWAY = (SourceAway, DjangoError, driver.DatabaseError)
 
@@ -244,6 +244,7 @@ class _Mirroring:
 
     async def _store_for_ever(self) -> None:
         stored_at = time.monotonic()
+        await self._try(self._store.give_all_states)
         while not (self._is_ready and self._request.once):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POSITIONS_SECONDS)
@@ -255,6 +256,7 @@ class _Mirroring:
                 self._ready(f"ready mirror={self._request.name}")
             if started - stored_at >= POSITIONS_SECONDS:
                 await self._try(self._store.store_positions)
+                await self._try(self._store.give_waiting_states)
                 stored_at = started
             if more:
                 self._wake.set()

@@ -19,15 +19,19 @@ from typing import Any
 
 import psycopg2
 
+from pipeline.doctor.server_rooms import state_of_group
 from pipeline.errors import SourceAway, UnusableSource
 from pipeline.frames.sources import synapse_db
 from pipeline.frames.sources.parts import BrokenLine, Form, Line
+from state.groups.deltas import StateKey
 
 __all__ = ["BACKFILL", "EVENTS", "READ_TABLES", "NewEvent", "Range", "SynapseSource"]
 
 EVENTS, BACKFILL = "events", "backfill"
 #: The tables and sequences that the role must be allowed to read, besides those that an import reads.
-READ_TABLES = ("stream_positions", "ex_outlier_stream")
+READ_TABLES = (
+    "stream_positions", "ex_outlier_stream", "event_to_state_groups", "state_group_edges", "state_groups_state",
+)  # fmt: skip
 _SEQUENCES = {EVENTS: "events_stream_seq", BACKFILL: "events_backfill_stream_seq"}
 _CONNECT_SECONDS = 10
 #: A statement reads some hundred events by index.
@@ -63,6 +67,12 @@ FROM place JOIN events e USING (event_id) LEFT JOIN event_json j USING (event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id LEFT JOIN rejections x ON x.event_id = e.event_id
 ORDER BY place.place
 """
+#: The group after each event, and the group that it is a difference to. Older servers have some edges twice.
+_GROUPS = """
+SELECT DISTINCT ON (g.event_id) g.event_id, g.state_group, e.prev_state_group
+FROM event_to_state_groups g LEFT JOIN state_group_edges e ON e.state_group = g.state_group WHERE g.event_id = ANY (%s)
+ORDER BY g.event_id
+"""
 #: A writer in ``wanted`` is a name. The empty name stands for all others than those in ``known``, and for rows without a name.
 _OF_WRITER = """
 (x.instance_name = w.writer OR w.writer = '' AND (x.instance_name IS NULL OR x.instance_name <> ALL (%(known)s)))
@@ -88,6 +98,25 @@ class NewEvent:
     room_id: str
     line: Line | None
     broken: BrokenLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """The state after an event, as the server stores it, and the state of the group below, if there is one."""
+
+    entries: Mapping[StateKey, str]
+    below: Mapping[StateKey, str]
+
+    def before(self, key: StateKey, event_id: str) -> Mapping[StateKey, str]:
+        """Returns the state before the state event ``event_id``, which has this key."""
+        if self.entries.get(key) != event_id:  # it was rejected
+            return self.entries
+        before = {other: entry for other, entry in self.entries.items() if other != key}
+        # The group below is the state before, unless it was chosen to store few rows. Then the entry that the event has
+        # replaced is not known.
+        if key in self.below and {**before, key: self.below[key]} == self.below:
+            before[key] = self.below[key]
+        return before
 
 
 class SynapseSource:
@@ -165,6 +194,21 @@ class SynapseSource:
         with self._cursor() as cursor:
             cursor.execute(_SQL[stream], values)
             return [_event(*row) for row in cursor.fetchall()]
+
+    def states(self, event_ids: Sequence[str]) -> dict[str, StoredState]:
+        """Returns the states after these events, as far as the server has them."""
+        found: dict[int | None, dict[StateKey, str]] = {None: {}}
+        with self._cursor() as cursor:
+            cursor.execute(_GROUPS, [list(event_ids)])
+            groups = {event_id: (group, below) for event_id, group, below in cursor.fetchall()}
+            for group in {group for pair in groups.values() for group in pair if group is not None}:
+                stored = state_of_group(self._connection, group)
+                found[group] = {key: event_id for key, (event_id, _) in stored.items()}
+        return {
+            event_id: StoredState(found[group], found[below])
+            for event_id, (group, below) in groups.items()
+            if found[group]
+        }
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
