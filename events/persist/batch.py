@@ -23,7 +23,7 @@ from events.declarations import CACHE_NAME
 from events.errors import EventRefused, EventUnreadable, Reason, SignaturesUnchecked
 from events.format import hashes
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
-from events.format.strict_json import decode_event
+from events.format.strict_json import decode_event, decode_plain
 from events.models import Event, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
@@ -212,19 +212,22 @@ def _parse(
     a content that matches its hash if a copy has one: the others' may be pruned or tampered with.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
+    plain: set[int] = set()
     for place, incoming in enumerate(batch):
         try:
             # Checked first, because no other limit covers ``unsigned``, which is stored and read with the event.
             if (size := len(incoming.json)) > LINE_LIMIT_BYTES:
                 raise EventRefused(Reason.TOO_LARGE, f"{size} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
-            decoded.append((place, incoming, decode_event(incoming.json)))
+            if (event := decode_plain(incoming.json)) is not None:
+                plain.add(place)
+            decoded.append((place, incoming, decode_event(incoming.json) if event is None else event))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using, verifier)
     parsed: list[_Placed] = []
     for place, incoming, event in decoded:
         try:
-            found_event = _parsed(incoming, event, versions)
+            found_event = _parsed(incoming, event, versions, plain=place in plain)
             if not is_history:
                 _check_references(found_event)
             parsed.append(_Placed(place, found_event, incoming.state_before))
@@ -322,7 +325,7 @@ def _is_room_id(value: Any) -> bool:
         return False
 
 
-def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str]) -> ParsedEvent:
+def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str], *, plain: bool) -> ParsedEvent:
     version: Any = incoming.room_version
     room_id = event.get("room_id")
     if version is None and isinstance(room_id, str):
@@ -339,7 +342,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
                 "the create event does not fit its hash, or is not of the room's server: give the room_version with it"
             )
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
-    parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    parsed = parse_event(incoming.json, event, version, incoming.event_id, plain=plain)
     _check_given(incoming.state_before)
     if incoming.verdict is not None:
         reason, soft_failed = incoming.verdict
@@ -592,8 +595,7 @@ def _may_need_group(placed: _Placed) -> bool:
 
 
 def _cache_and_count(computed: Sequence[tuple[StoredRoom, RoomChanges]]) -> None:
-    server_name = stream_settings().server_name
     for room, changes in computed:
         for event in changes.events:
             room.events.cache_new(event)
-        count_stored(changes, server_name)
+    count_stored([changes for _, changes in computed], stream_settings().server_name)

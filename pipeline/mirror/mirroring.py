@@ -37,7 +37,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.http_catch_up import MEMORY_STREAMS
-from streams.replication.client.links import Connector, Counters, Link
+from streams.replication.client.links import Connector, Counters, Link, TcpLink
 from streams.replication.client.registration import Registration
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.protocol.commands import Command
@@ -55,7 +55,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 #: Lines are received, and events stored, at most once in this time. Half of it is the usual delay of an event. Each time has a
 #: fixed price, for the lines as for the events.
-PACE_SECONDS = 0.4
+PACE_SECONDS = 0.45
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.2, 5.0
 #: Positions that moved without events are stored after this time, and states are asked for that were incomplete.
 POSITIONS_SECONDS = 30.0
@@ -315,6 +315,8 @@ class _PacedLink:
         await asyncio.sleep(max(0.0, self._next - time.monotonic()))
         commands = await self._link.receive()
         self._next = time.monotonic() + PACE_SECONDS
+        if isinstance(self._link, TcpLink):
+            self._link.pause()
         return commands
 
     def send(self, command: Command) -> None:

@@ -131,6 +131,8 @@ class SynapseSource:
         self.name = synapse_db.name_of(url)
         self._connection: Any = None
         self._was_primary = False
+        self._given_out: list[str] | None = None
+        """The streams of which the sequences can be read. None: not asked yet on this connection."""
         self.opened = 0
         """The number of connections so far. A database that was restored has closed all connections before."""
 
@@ -170,8 +172,10 @@ class SynapseSource:
     def given_out(self) -> dict[str, int]:
         """Returns stream -> the highest ID that its sequence has given out. Leaves out sequences that cannot be read."""
         with self._cursor() as cursor:
-            cursor.execute(_MAY_READ_SEQUENCES, [list(_SEQUENCES.values())])
-            names = [stream for stream, (may,) in zip(_SEQUENCES, cursor.fetchall(), strict=True) if may]
+            if self._given_out is None:
+                cursor.execute(_MAY_READ_SEQUENCES, [list(_SEQUENCES.values())])
+                self._given_out = [name for name, (may,) in zip(_SEQUENCES, cursor.fetchall(), strict=True) if may]
+            names = self._given_out
             if not names:
                 return {}
             cursor.execute("SELECT " + ", ".join(f"(SELECT last_value FROM {_SEQUENCES[name]})" for name in names))
@@ -240,6 +244,7 @@ class SynapseSource:
         )
         self._connection.set_session(readonly=True, autocommit=True)
         self.opened += 1
+        self._given_out = None
         with closing(self._connection.cursor()) as cursor:
             cursor.execute("SET statement_timeout = %s", [_STATEMENT_MS])
 
