@@ -127,10 +127,11 @@ def _mail() -> dict[str, Any]:
         backend = "django.core.mail.backends.filebased.EmailBackend"
         return found | {"EMAIL_BACKEND": backend, "EMAIL_FILE_PATH": unquote(url.path)}
     ports = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
-    if url.scheme not in ports or not url.hostname:
+    # In smtps://USER:12/34@HOST the host would be USER, and the port 12.
+    if url.scheme not in ports or not url.hostname or url.path.strip("/") or url.query or url.fragment:
         raise ImproperlyConfigured(
             "REPLSITE_MAIL_URL cannot be read: write smtp+starttls://USER:PASSWORD@HOST:587, smtps://USER:PASSWORD@HOST, "
-            "smtp://HOST:25 or file:///FOLDER."
+            "smtp://HOST:25 or file:///FOLDER. In USER and PASSWORD write %2F for /, %3F for ?, %23 for #, %40 for @, %25 for %."
         )
     return found | {
         "EMAIL_HOST": url.hostname, "EMAIL_PORT": port or ports[url.scheme],

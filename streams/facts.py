@@ -165,6 +165,9 @@ class Fact(models.Model):
 #: Django's own writes (related managers, cascades, fixtures) go through the base manager. Models inherit its name from
 #: their parent. In ``Meta`` it would be an option of every model, and would have to be in the migrations.
 Fact._meta.base_manager_name = "objects"
+#: No form asks for what the append fills in. Not ``editable=False``, which would be a change in the migrations of every project.
+for _field in Fact._meta.fields:
+    _field.formfield = lambda **_: None  # type: ignore[method-assign]
 
 
 def _append(model: type[models.Model], facts: Sequence[Any], using: str) -> None:

@@ -22,7 +22,7 @@ from events.declarations import CACHE_NAME
 from events.errors import EventRefused, EventUnreadable, Reason, SignaturesUnchecked
 from events.format import hashes
 from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
-from events.format.strict_json import decode_event
+from events.format.strict_json import decode_event, decode_plain
 from events.models import Event, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
@@ -109,6 +109,8 @@ class PersistOutcome:
     """
     unfinished_rooms: list[str] = field(default_factory=list)
     """Rooms in which a gap was filled, with too many events above it for one batch. Call ``resolve_room`` for them."""
+    without_state: list[str] = field(default_factory=list)
+    """Stored events in the graph of which the state is not known, because events below them are missing."""
 
 
 def persist(
@@ -209,19 +211,22 @@ def _parse(
     a content that matches its hash if a copy has one: the others' may be pruned or tampered with.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
+    plain: set[int] = set()
     for place, incoming in enumerate(batch):
         try:
             # Checked first, because no other limit covers ``unsigned``, which is stored and read with the event.
             if (size := len(incoming.json)) > LINE_LIMIT_BYTES:
                 raise EventRefused(Reason.TOO_LARGE, f"{size} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
-            decoded.append((place, incoming, decode_event(incoming.json)))
+            if (event := decode_plain(incoming.json)) is not None:
+                plain.add(place)
+            decoded.append((place, incoming, decode_event(incoming.json) if event is None else event))
         except EventRefused as error:
             outcome.refused.append(RefusedEvent(place, error))
     versions = _versions(decoded, using, verifier)
     parsed: list[_Placed] = []
     for place, incoming, event in decoded:
         try:
-            found_event = _parsed(incoming, event, versions)
+            found_event = _parsed(incoming, event, versions, plain=place in plain)
             if not is_history:
                 _check_references(found_event)
             parsed.append(_Placed(place, found_event, incoming.state_before))
@@ -319,7 +324,7 @@ def _is_room_id(value: Any) -> bool:
         return False
 
 
-def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str]) -> ParsedEvent:
+def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str], *, plain: bool) -> ParsedEvent:
     version: Any = incoming.room_version
     room_id = event.get("room_id")
     if version is None and isinstance(room_id, str):
@@ -336,7 +341,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
                 "the create event does not fit its hash, or is not of the room's server: give the room_version with it"
             )
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
-    parsed = parse_event(incoming.json, event, version, incoming.event_id)
+    parsed = parse_event(incoming.json, event, version, incoming.event_id, plain=plain)
     _check_given(incoming.state_before)
     if incoming.verdict is not None:
         reason, soft_failed = incoming.verdict
@@ -461,6 +466,8 @@ def _store(
         outcome.refused += [RefusedEvent(to_process.places[event.event_id], error) for event, error in changes.refused]
         for event in changes.events:
             outcome.bad_content_hashes += not event.content_hash_matches
+            if not event.outlier and event.event_id not in room.after:
+                outcome.without_state.append(event.event_id)
             outcome.stored.append(
                 Persisted(
                     event.event_id, event.room_id, positions[event.event_id], event.rejected_reason, event.soft_failed
@@ -587,8 +594,7 @@ def _may_need_group(placed: _Placed) -> bool:
 
 
 def _cache_and_count(computed: Sequence[tuple[StoredRoom, RoomChanges]]) -> None:
-    server_name = stream_settings().server_name
     for room, changes in computed:
         for event in changes.events:
             room.events.cache_new(event)
-        count_stored(changes, server_name)
+    count_stored([changes for _, changes in computed], stream_settings().server_name)

@@ -6,6 +6,8 @@ define count as ``other``.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
@@ -45,13 +47,19 @@ _KNOWN_TYPES = frozenset(
 )  # fmt: skip
 
 
-def count_stored(changes: RoomChanges, server_name: str) -> None:
-    for event in changes.events:
-        origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
-        EVENTS.labels(origin).inc()
-        EVENTS_BY_TYPE.labels(event.type if event.type in _KNOWN_TYPES else "other", origin).inc()
-    for is_full, hops in changes.new_groups:
-        GROUPS.labels("full" if is_full else "delta").inc()
-        HOPS.observe(hops)
-    if changes.reused_groups:
-        GROUPS.labels("reused").inc(changes.reused_groups)
+def count_stored(stored: Iterable[RoomChanges], server_name: str) -> None:
+    events, groups = Counts[tuple[str, str]](), Counts[str]()
+    for changes in stored:
+        for event in changes.events:
+            origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
+            events[event.type if event.type in _KNOWN_TYPES else "other", origin] += 1
+        for is_full, hops in changes.new_groups:
+            groups["full" if is_full else "delta"] += 1
+            HOPS.observe(hops)
+        groups["reused"] += changes.reused_groups
+    for (kind, origin), number in events.items():
+        EVENTS.labels(origin).inc(number)
+        EVENTS_BY_TYPE.labels(kind, origin).inc(number)
+    for kind, number in groups.items():
+        if number:
+            GROUPS.labels(kind).inc(number)

@@ -28,7 +28,15 @@ from events.room.event_auth import PRUNED_TYPES
 from events.room.extremities import EventExtremityTracker
 from events.room.graph import causal_order, is_accepted
 from events.room.state_assignment import CYCLE, RoomStates, is_create
-from events.visibility.ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
+from events.visibility.ranges import (
+    RANGE_TYPES,
+    Step,
+    StoredRanges,
+    VisibilityRanges,
+    VisibilityRow,
+    open_ranges,
+    wide_ranges,
+)
 from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
@@ -150,7 +158,61 @@ def next_rows(
     ``to_resolve`` has stored events that have no state yet, and whose state can be computed now. ``freed`` has the prev
     events of stored events that left the graph. It is None unless stored events left the graph or came back into it.
     """
+    if not given and not to_resolve and freed is None and (changes := _talk(known, batch)) is not None:
+        return changes
     return _NextRows(known, batch, given or {}, to_resolve, freed, accepts).compute()
+
+
+def _talk(known: StoredRoom, batch: Sequence[ParsedEvent]) -> RoomChanges | None:
+    """Returns the changes if all events are messages, one on top of the other, with the verdicts of a server that accepted them.
+
+    Most events of a mirror are of this kind. They change neither state nor ranges, and no rule has to be asked. Returns None
+    if something else may have to be done: then the rules give the changes, and the same ones for such messages.
+    """
+    reading, room = known.reading, known.room
+    leaves = reading.extremities.get(room.room_id, ())
+    if (
+        not batch
+        or len(leaves) != 1
+        or room.create_event_id is None
+        or room.current_state_unresolved
+        or room.visibility_unresolved
+    ):
+        return None
+    (leaf,) = leaves
+    facts, (latest, place) = reading.events.get(leaf), reading.latest.get(room.room_id, ("", 0))
+    if (
+        facts is None
+        or latest != leaf
+        or facts.state_group is None
+        or not room_version(room.room_version).ids_are_hashes
+    ):
+        return None
+    last = leaf
+    for event in batch:
+        if event.prev_event_ids != (last,) or not _is_talk(event):
+            return None
+        last = event.event_id
+    ids = {event.event_id for event in batch}
+    named = {*(prev for prev, _ in reading.above), *(target for _, _, target in reading.redactions)}
+    if not ids.isdisjoint(named):
+        return None
+    known.continue_group([leaf, *ids], facts.state_group)
+    known.events.update((event.event_id, event) for event in batch)
+    return RoomChanges(events=list(batch), new_extremities=[last], removed_extremities=[leaf], last_position=place)
+
+
+def _is_talk(event: ParsedEvent) -> bool:
+    return (
+        event.state_key is None
+        and event.rejection_given
+        and event.soft_failure_given
+        and is_accepted(event)
+        and not event.outlier
+        and not event.backfilled
+        and event.type not in RANGE_TYPES
+        and event.type != REDACTION
+    )
 
 
 class _NextRows:

@@ -375,6 +375,10 @@ class StoredRoom:
         for event_id, group, columns in found:
             self.after[event_id] = self._number(group, columns)
 
+    def continue_group(self, event_ids: Iterable[str], group: int) -> None:
+        """Lets all these events have a stored group, of which nothing is read. No other group may be adopted."""
+        self.after, self.ids = dict.fromkeys(event_ids, 0), {0: group}
+
     def adopt_before(self, event_id: str) -> int | None:
         """Returns the builder's number for the state group before a stored event, or None."""
         with connections[self.using].cursor() as cursor:
@@ -453,7 +457,7 @@ class StoredRoom:
         _latest.put((self.using, self.room_id), group)
 
     def in_graph(self, event_id: str) -> bool:
-        found = self.events.get(event_id)
+        found = dict.get(self.events, event_id) or self.reading.events.get(event_id) or self.events.get(event_id)
         return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:

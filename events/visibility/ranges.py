@@ -37,7 +37,8 @@ BEFORE_LIVE = -1
 OF_CURRENT_STATE = frozenset({"cut", "peekable"})
 """The kinds of ranges that follow only from the current state. Backfilled events have no such ranges."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
-_RANGE_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
+RANGE_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
+"""The types of events at which ranges may begin or end, though the state stays the same."""
 _KINDS = {"join": "joined", "invite": "invited"}
 _NO_VIEWER = Viewer("")
 _ROWS_AT_A_TIME = 1_000
@@ -72,7 +73,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         ``group`` is the state group after the event before it, ``current`` that of the current state right after that
         event arrived.
         """
-        return self.after == group == self.current == current and self.event.type not in _RANGE_TYPES
+        return self.after == group == self.current == current and self.event.type not in RANGE_TYPES
 
 
 @dataclass(slots=True)

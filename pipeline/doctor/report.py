@@ -32,6 +32,7 @@ class Reason(StrEnum):
 
     SEQUENCE_BEHIND_TABLE = "sequence-behind-table"
     SEQUENCE_BEHIND_POSITION = "sequence-behind-position"
+    STATE_OVERDUE = "state-overdue"
     EXTREMITIES_PILE_UP = "extremities-pile-up"
     GROUPS_UNREFERENCED = "groups-unreferenced"
     GROUPS_OF_DELETED_ROOMS = "groups-of-deleted-rooms"
@@ -54,6 +55,7 @@ class Reason(StrEnum):
 REASONS: Mapping[Reason, str] = {
     Reason.SEQUENCE_BEHIND_TABLE: "a sequence would give out IDs that rows have already; the server does not start",
     Reason.SEQUENCE_BEHIND_POSITION: "a sequence is below a stored position; the server does not start",
+    Reason.STATE_OVERDUE: "a room waits for its state for more than a day; until it has come, the room is not checked",
     Reason.EXTREMITIES_PILE_UP: "each new event has to resolve the states of many forward extremities",
     Reason.GROUPS_UNREFERENCED: "most of the stored state is of groups that no event needs",
     Reason.GROUPS_OF_DELETED_ROOMS: "state groups of rooms that are not there any more",

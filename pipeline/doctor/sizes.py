@@ -63,6 +63,13 @@ _PILED_UP = f"""
 SELECT room_id, count(*) FROM event_forward_extremities GROUP BY room_id HAVING count(*) > {_MANY_EXTREMITIES}
 ORDER BY 2 DESC, 1
 """
+#: Rooms that were joined before their state was here, the last local user long ago.
+_OVERDUE = """
+SELECT p.room_id, to_timestamp(max(e.origin_server_ts) / 1000) AT TIME ZONE 'UTC' FROM partial_state_rooms p
+JOIN local_current_membership m ON m.room_id = p.room_id AND m.membership = 'join'
+JOIN events e ON e.room_id = p.room_id AND e.sender = m.user_id AND e.type = 'm.room.member' AND NOT e.outlier
+GROUP BY p.room_id HAVING max(e.origin_server_ts) < extract(epoch FROM now() - interval '1 day') * 1000 ORDER BY 2, 1
+"""
 _UPDATES = "SELECT update_name FROM background_updates ORDER BY 1"
 _DELETED_ROOMS = """
 SELECT g.room_id, count(*) FROM state_groups g
@@ -129,6 +136,7 @@ class _Measuring:
         ]
         self._findings += [_piled_up(found) for found in piled_up]
         self._find_deleted_rooms(groups)
+        self._find_overdue_states()
         count = self._database.rows("number of rooms", ("rooms",), _ROOMS) or [(len(self._rooms),)]
         updates = self._database.rows("background updates", ("background_updates",), _UPDATES) or ()
         version = self._database.rows("version of PostgreSQL", (), _VERSION) or [("",)]
@@ -279,6 +287,22 @@ class _Measuring:
                     f"{groups.unreferenced_rows:,} of {groups.rows:,} rows of state_groups_state.",
                     "See the remedies.",
                     rule="each state group is that of an event, or one of these builds on it",
+                )
+            )
+
+    def _find_overdue_states(self) -> None:
+        if not self._database.exists("partial_state_rooms", "room_id"):  # an older version
+            return
+        tables = ("partial_state_rooms", "local_current_membership", "events")
+        for room_id, joined_at in self._database.rows("rooms without their state", tables, _OVERDUE) or ():
+            self._findings.append(
+                Finding(
+                    Reason.STATE_OVERDUE,
+                    room_id,
+                    f"The room {room_id} was joined before {joined_at:%Y-%m-%d %H:%M} UTC, and its state has not come since.",
+                    "The server goes on asking the other servers of the room. If none of them answers any more: leave the room "
+                    "with all local users, delete it with purge, and join it again.",
+                    rule="the state of a room comes within minutes of the join",
                 )
             )
 

@@ -37,7 +37,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.replication.client.catch_up import CatchUp
 from streams.replication.client.follower import Follower, FollowerOptions
-from streams.replication.client.links import Connector, Counters, Link
+from streams.replication.client.links import Connector, Counters, Link, TcpLink
 from streams.replication.client.registration import Registration
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason
@@ -54,9 +54,9 @@ log = get_logger(__name__)
 T = TypeVar("T")
 #: Lines are received, and events stored, at most once in this time. Half of it is the usual delay of an event. Each time has a
 #: fixed price, for the lines as for the events.
-PACE_SECONDS = 0.4
+PACE_SECONDS = 0.45
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.2, 5.0
-#: Positions that moved without events are stored after this time.
+#: Positions that moved without events are stored after this time, and states are asked for that were incomplete.
 POSITIONS_SECONDS = 30.0
 _AWAY = (SourceAway, DjangoError, driver.DatabaseError)
 
@@ -243,6 +243,7 @@ class _Mirroring:
 
     async def _store_for_ever(self) -> None:
         stored_at = time.monotonic()
+        await self._try(self._store.give_all_states)
         while not (self._is_ready and self._request.once):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POSITIONS_SECONDS)
@@ -254,6 +255,7 @@ class _Mirroring:
                 self._ready(f"ready mirror={self._request.name}")
             if started - stored_at >= POSITIONS_SECONDS:
                 await self._try(self._store.store_positions)
+                await self._try(self._store.give_waiting_states)
                 stored_at = started
             if more:
                 self._wake.set()
@@ -312,6 +314,8 @@ class _PacedLink:
         await asyncio.sleep(max(0.0, self._next - time.monotonic()))
         commands = await self._link.receive()
         self._next = time.monotonic() + PACE_SECONDS
+        if isinstance(self._link, TcpLink):
+            self._link.pause()
         return commands
 
     def send(self, command: Command) -> None:

@@ -19,15 +19,19 @@ from typing import Any
 
 import psycopg2
 
+from pipeline.doctor.server_rooms import state_of_group
 from pipeline.errors import SourceAway, UnusableSource
 from pipeline.frames.sources import synapse_db
 from pipeline.frames.sources.parts import BrokenLine, Form, Line
+from state.groups.deltas import StateKey
 
 __all__ = ["BACKFILL", "EVENTS", "READ_TABLES", "NewEvent", "Range", "SynapseSource"]
 
 EVENTS, BACKFILL = "events", "backfill"
 #: The tables and sequences that the role must be allowed to read, besides those that an import reads.
-READ_TABLES = ("stream_positions", "ex_outlier_stream")
+READ_TABLES = (
+    "stream_positions", "ex_outlier_stream", "event_to_state_groups", "state_group_edges", "state_groups_state",
+)  # fmt: skip
 _SEQUENCES = {EVENTS: "events_stream_seq", BACKFILL: "events_backfill_stream_seq"}
 _CONNECT_SECONDS = 10
 #: A statement reads some hundred events by index.
@@ -63,6 +67,12 @@ FROM place JOIN events e USING (event_id) LEFT JOIN event_json j USING (event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id LEFT JOIN rejections x ON x.event_id = e.event_id
 ORDER BY place.place
 """
+#: The group after each event, and the group that it is a difference to. Older servers have some edges twice.
+_GROUPS = """
+SELECT DISTINCT ON (g.event_id) g.event_id, g.state_group, e.prev_state_group
+FROM event_to_state_groups g LEFT JOIN state_group_edges e ON e.state_group = g.state_group WHERE g.event_id = ANY (%s)
+ORDER BY g.event_id
+"""
 #: A writer in ``wanted`` is a name. The empty name stands for all others than those in ``known``, and for rows without a name.
 _OF_WRITER = """
 (x.instance_name = w.writer OR w.writer = '' AND (x.instance_name IS NULL OR x.instance_name <> ALL (%(known)s)))
@@ -90,6 +100,25 @@ class NewEvent:
     broken: BrokenLine | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """The state after an event, as the server stores it, and the state of the group below, if there is one."""
+
+    entries: Mapping[StateKey, str]
+    below: Mapping[StateKey, str]
+
+    def before(self, key: StateKey, event_id: str) -> Mapping[StateKey, str]:
+        """Returns the state before the state event ``event_id``, which has this key."""
+        if self.entries.get(key) != event_id:  # it was rejected
+            return self.entries
+        before = {other: entry for other, entry in self.entries.items() if other != key}
+        # The group below is the state before, unless it was chosen to store few rows. Then the entry that the event has
+        # replaced is not known.
+        if key in self.below and {**before, key: self.below[key]} == self.below:
+            before[key] = self.below[key]
+        return before
+
+
 class SynapseSource:
     """A read-only connection to the database of a Synapse. Opens when it is first used, and again after an error.
 
@@ -102,6 +131,8 @@ class SynapseSource:
         self.name = synapse_db.name_of(url)
         self._connection: Any = None
         self._was_primary = False
+        self._given_out: list[str] | None = None
+        """The streams of which the sequences can be read. None: not asked yet on this connection."""
         self.opened = 0
         """The number of connections so far. A database that was restored has closed all connections before."""
 
@@ -141,8 +172,10 @@ class SynapseSource:
     def given_out(self) -> dict[str, int]:
         """Returns stream -> the highest ID that its sequence has given out. Leaves out sequences that cannot be read."""
         with self._cursor() as cursor:
-            cursor.execute(_MAY_READ_SEQUENCES, [list(_SEQUENCES.values())])
-            names = [stream for stream, (may,) in zip(_SEQUENCES, cursor.fetchall(), strict=True) if may]
+            if self._given_out is None:
+                cursor.execute(_MAY_READ_SEQUENCES, [list(_SEQUENCES.values())])
+                self._given_out = [name for name, (may,) in zip(_SEQUENCES, cursor.fetchall(), strict=True) if may]
+            names = self._given_out
             if not names:
                 return {}
             cursor.execute("SELECT " + ", ".join(f"(SELECT last_value FROM {_SEQUENCES[name]})" for name in names))
@@ -165,6 +198,21 @@ class SynapseSource:
         with self._cursor() as cursor:
             cursor.execute(_SQL[stream], values)
             return [_event(*row) for row in cursor.fetchall()]
+
+    def states(self, event_ids: Sequence[str]) -> dict[str, StoredState]:
+        """Returns the states after these events, as far as the server has them."""
+        found: dict[int | None, dict[StateKey, str]] = {None: {}}
+        with self._cursor() as cursor:
+            cursor.execute(_GROUPS, [list(event_ids)])
+            groups = {event_id: (group, below) for event_id, group, below in cursor.fetchall()}
+            for group in {group for pair in groups.values() for group in pair if group is not None}:
+                stored = state_of_group(self._connection, group)
+                found[group] = {key: event_id for key, (event_id, _) in stored.items()}
+        return {
+            event_id: StoredState(found[group], found[below])
+            for event_id, (group, below) in groups.items()
+            if found[group]
+        }
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -196,6 +244,7 @@ class SynapseSource:
         )
         self._connection.set_session(readonly=True, autocommit=True)
         self.opened += 1
+        self._given_out = None
         with closing(self._connection.cursor()) as cursor:
             cursor.execute("SET statement_timeout = %s", [_STATEMENT_MS])
 

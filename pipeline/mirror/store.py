@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from events.room_lock import room_transaction
 from events.rows import BY_INDEX
 from pipeline.errors import MirrorBusy, SourceWentBack
 from pipeline.frames.sources.parts import HEAD_BYTES, Line
+from pipeline.mirror.given_states import MOST_GIVEN, above_gaps, give_states
 from pipeline.mirror.source import BACKFILL, EVENTS, NewEvent, Range, SynapseSource
 from pipeline.models import Job, MirroredServer, QuarantinedLine
 from streams.runtime.logs import get_logger
@@ -90,6 +91,8 @@ class MirrorStore:
         self._stored = [json.dumps(server.positions)]
         self._silent = {EVENTS: _Announced(), BACKFILL: _Announced()}
         self._checked = 0
+        #: Events without a state, of which the server's state has entries that are not here.
+        self._incomplete: set[str] = set()
         self.total = _Counts()
 
     @property
@@ -188,20 +191,55 @@ class MirrorStore:
                 (row.place, row.broken.reason, row.broken.detail, row.broken.head) for _, row in found if row.broken
             ]
             self._put_aside(outcome, given, aside, counts)
+            above = self._give_states(above_gaps(self._using, outcome.without_state)) if outcome.without_state else []
             # A batch that is repeated finds duplicates, whose gaps it may have left unfinished.
             again = set(outcome.duplicates)
-            unfinished = {*outcome.unfinished_rooms, *(row.room_id for row, line in given if _id(line) in again)}
+            unfinished = {
+                *outcome.unfinished_rooms,
+                *above,
+                *(row.room_id for row, line in given if _id(line) in again),
+            }
             self._move(self._positions if unfinished else new, counts)
         self._stored = self._stored[-1:]
         for name in ("events", "rejected", "refused", "left_out"):
             setattr(self.total, name, getattr(self.total, name) + getattr(counts, name))
-        for room_id in sorted(unfinished):
+        self._resolve(unfinished)
+        if unfinished:
+            self._move_alone(new)
+
+    def give_all_states(self) -> None:
+        """Gives states to all events above gaps that have none: after the import, which reads no states of the server.
+
+        Called at each start, because the server may have got states since. Raises what ``advance`` raises.
+        """
+        self._give_each(above_gaps(self._using))
+
+    def give_waiting_states(self) -> None:
+        """Gives the states whose entries were not all here before. Raises what ``advance`` raises."""
+        if self._incomplete:
+            waiting, self._incomplete = self._incomplete, set()
+            self._give_each(above_gaps(self._using, waiting))
+
+    def _give_each(self, event_ids: Sequence[str]) -> None:
+        for first in range(0, len(event_ids), MOST_GIVEN):
+            self._resolve(self._give_states(event_ids[first : first + MOST_GIVEN]))
+
+    def _give_states(self, event_ids: Sequence[str]) -> list[str]:
+        # Returns the rooms in which more events may get a state now.
+        rooms: list[str] = []
+        for first in range(0, len(event_ids), MOST_GIVEN):
+            some = event_ids[first : first + MOST_GIVEN]
+            outcome, incomplete = give_states(self._source, self._server.server_name, self._using, some)
+            rooms += outcome.unfinished_rooms
+            self._incomplete.update(incomplete)
+        return rooms
+
+    def _resolve(self, rooms: Collection[str]) -> None:
+        for room_id in sorted(rooms):
             try:
                 resolve_room(room_id, self._using, Accepted(unproven=True, as_stored=True))
             except (EventUnreadable, UnknownRoom) as error:
                 log.warning("mirror.states_unresolved", room=room_id, error=str(error))
-        if unfinished:
-            self._move_alone(new)
 
     def _put_aside(self, outcome: PersistOutcome, given: Sequence[Any], aside: list[Any], counts: _Counts) -> None:
         unknown = {

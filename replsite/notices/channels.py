@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import smtplib
 import socket
 import urllib.error
@@ -29,6 +30,9 @@ from streams.runtime.text import safe_text
 
 TIMEOUT_SECONDS = 10.0
 LIVE_PAGE = "/admin/live/"
+#: What chat services take for a mark that rings everybody, or for a link: ``<!channel>``, ``<users/all>``, ``@here``.
+_RINGING = re.compile(r"<|@(?=channel|here|everyone|all)", re.IGNORECASE)
+_WORD_JOINER = "\u2060"
 #: Answers that are about this message. That of a wrong address or secret, or of too many messages, is about the channel.
 _REFUSALS = (400, 413, 415, 422)
 
@@ -65,9 +69,12 @@ def text(notice: Notice) -> str:
 
 
 def document(notice: Notice) -> dict[str, Any]:
-    """Returns the JSON object that the webhook gets."""
+    """Returns the JSON object that the webhook gets.
+
+    Names and errors in its text come from others, and ring nobody: an invisible character parts the marks that would.
+    """
     return {
-        "text": text(notice),
+        "text": _RINGING.sub(rf"\g<0>{_WORD_JOINER}", text(notice)),
         "id": str(notice.key),
         "site": _site(),
         "word": notice.word,

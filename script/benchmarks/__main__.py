@@ -37,6 +37,7 @@ NAMES = (
     "visibility",
     "live",
     "mirror",
+    "doctor",
     "purge",
     "archive",
     "compress",

@@ -290,9 +290,20 @@ class FactAdmin(ReadOnlyAdmin):
     The facts can be searched only by ID, because the ID is the only column with an index in all fact tables.
     """
 
+    def get_readonly_fields(self, request: Any, obj: Any = None) -> Any:
+        """Returns the fields that Django shows only if they are named here, because no form has them."""
+        return [*super().get_readonly_fields(request, obj), *self._filled_in()]
+
+    def get_fields(self, request: Any, obj: Any = None) -> Any:
+        first = self._filled_in()
+        return [*first, *(name for name in super().get_fields(request, obj) if name not in first)]
+
+    def _filled_in(self) -> tuple[str, ...]:
+        return self.model.id_field, "instance_name", "received_at"
+
     def get_list_display(self, request: Any) -> tuple[str, ...]:
         """Returns the names of the columns: first ID, writer and time of the insert, then the table's other columns."""
-        first = (self.model.id_field, "instance_name", "received_at")
+        first = self._filled_in()
         others = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
         return (*first, *others)
 

@@ -79,10 +79,10 @@ def count_facts(cursor: Any, declaration: StreamDeclaration, after: VectorToken,
     if after.base >= upto.highest:
         return CountedFacts()
     selects = [
-        f"(SELECT {token_sql(declaration, table)} AS token, {quoted(table.writer_column)} AS writer, "
+        f"(SELECT {place} AS place, {token_sql(declaration, table)} AS token, {quoted(table.writer_column)} AS writer, "
         f"{quoted(table.received_column)} AS at FROM {quoted(table.name)} WHERE {bounds_sql(declaration, table)} "
         f"ORDER BY {order_sql(declaration, table)} LIMIT {MOST_COUNTED + 1})"
-        for table in declaration.tables
+        for place, table in enumerate(declaration.tables)
     ]
     cursor.execute(
         f"""
@@ -93,7 +93,8 @@ def count_facts(cursor: Any, declaration: StreamDeclaration, after: VectorToken,
               AND token <= greatest(%(upto_base)s::bigint, (%(upto_of)s::jsonb ->> writer)::bigint)
             GROUP BY token
         )
-        SELECT count(*), min(token), (SELECT at FROM facts ORDER BY token LIMIT 1), max(token), (SELECT count(*) FROM read)
+        SELECT count(*), min(token), (SELECT at FROM facts ORDER BY token LIMIT 1), max(token),
+            (SELECT max(rows) FROM (SELECT count(*) AS rows FROM read GROUP BY place) AS tables)
         FROM facts
         """,
         {
@@ -102,4 +103,4 @@ def count_facts(cursor: Any, declaration: StreamDeclaration, after: VectorToken,
         },
     )  # fmt: skip
     facts, first, first_at, last, rows = cursor.fetchone()
-    return CountedFacts(facts, rows <= MOST_COUNTED, first or 0, first_at, last or 0)
+    return CountedFacts(facts, (rows or 0) <= MOST_COUNTED, first or 0, first_at, last or 0)

@@ -10,11 +10,13 @@ nothing of its transaction is committed (``IF_STORED``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.postgres.fields import ArrayField
+from django.db import models
 from django.db.models import AutoField, Field
 from django.db.models.expressions import DatabaseDefault
 
@@ -88,16 +90,18 @@ def insert_statements(
 
 
 _PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
+_CONVERSIONS = ("get_db_prep_save", "get_db_prep_value", "get_prep_value")
 
 
 def plain_type(field: Field[Any, Any]) -> type | None:
     """Returns the type of the values that the field passes to the driver unchanged, or None if it converts all values.
 
-    Also returns None for a field class of the user's project, which may convert values that Django's field passes on
-    unchanged.
+    Also returns None for a field class of the user's project that converts values which Django's field passes on unchanged.
     """
-    is_builtin = type(field).__module__.startswith("django.")
-    return _PLAIN_VALUES.get(field.get_internal_type()) if is_builtin else None
+    kind = field.get_internal_type()
+    of_django = getattr(models, kind, None) if kind in _PLAIN_VALUES else None
+    converts = any(getattr(type(field), name) is not getattr(of_django, name) for name in _CONVERSIONS if of_django)
+    return None if of_django is None or converts else _PLAIN_VALUES[kind]
 
 
 def plain_item_type(field: Field[Any, Any]) -> type | None:
@@ -123,20 +127,25 @@ def converted(field: Field[Any, Any], value: Any, connection: BaseDatabaseWrappe
 
 
 @cache
-def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
-    """Returns (attribute, field, type whose values need no conversion) for each column to fill."""
-    return tuple((f.attname, f, plain_type(f)) for f in fields_to_fill(model))
+def _conversions(
+    model: type[Model],
+) -> tuple[Callable[[Model], tuple[Any, ...]], tuple[tuple[Field[Any, Any], type | None], ...]]:
+    """Returns a function that returns the values of all columns to fill, and (field, type that needs no conversion) of each."""
+    fields = fields_to_fill(model)
+    return attrgetter(*(f.attname for f in fields)), tuple((f, plain_type(f)) for f in fields)
 
 
-def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
-    """Yields one item of the VALUES list for each column: a placeholder, or DEFAULT for a field that was not set.
+def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> list[str]:
+    """Returns one item of the VALUES list for each column: a placeholder, or DEFAULT for a field that was not set.
 
     Appends the values for the placeholders to ``values``.
     """
-    for attribute, field, plain in _conversions(type(fact)):
-        value = getattr(fact, attribute)
+    values_of, columns = _conversions(type(fact))
+    places = []
+    for value, (field, plain) in zip(values_of(fact), columns, strict=True):
         if isinstance(value, DatabaseDefault):
-            yield "DEFAULT"
+            places.append("DEFAULT")
         else:
-            yield "%s"
+            places.append("%s")
             values.append(value if value is None or type(value) is plain else converted(field, value, connection))
+    return places

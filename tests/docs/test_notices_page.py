@@ -52,7 +52,10 @@ def test_the_json_is_what_is_posted(settings):
     assert {**posted, "text": ""} == {**example, "text": ""}
 
 
-def test_a_mail_server_that_cannot_be_read_is_refused(run_manage):
-    refused = run_manage("check", env={"REPLSITE_MAIL_URL": "mail.example.org"})
+@pytest.mark.parametrize("address", ["", "smtps://bot:12/34@", "smtps://bot:12?34@", "smtps://bot:12#34@"])
+def test_a_mail_server_that_cannot_be_read_is_refused(run_manage, address):
+    """Of a password with a character that is not escaped, the part before it would be the port of the host ``bot``."""
+    refused = run_manage("check", env={"REPLSITE_MAIL_URL": f"{address}mail.example.org"})
     assert refused.returncode != 0
-    assert "REPLSITE_MAIL_URL cannot be read" in refused.stderr
+    assert "REPLSITE_MAIL_URL cannot be read" in refused.stderr and "write %2F for /" in refused.stderr
+    assert "34" not in refused.stderr.rpartition("REPLSITE_MAIL_URL")[2]

@@ -15,12 +15,15 @@ import time
 from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
+import psycopg2
 import pytest
 from django.core.management import call_command
 from django.db import InterfaceError, OperationalError, connection
 
-from events.models import Event
+from events.integrity.repair import check_room
+from events.models import Event, Room
 from events.persist import next_rows
+from events.reading.state_at import state_at
 from pipeline.errors import MirrorElsewhere, SourceWentBack, UnusableSource
 from pipeline.mirror import store as storing
 from pipeline.mirror.mirroring import MirrorRequest, mirror
@@ -38,6 +41,7 @@ from tests.support.emptying import empty_tables
 from tests.support.ports import free_port
 from tests.support.redis_server import redis_server
 from tests.support.session import PROJECT
+from tests.support.synapse_database import add_groups
 from tests.support.synapse_server import (
     SERVER_NAME,
     RedisWire,
@@ -203,8 +207,7 @@ def test_an_outlier_that_gets_its_place(synapse, wire, master):
     events = told_events("v10_visibility_walk")
     late = next(n for n, one in enumerate(events) if n > 60 and one.about["json"]["type"] == "m.room.message")
     master.store(*events[:late])
-    outlier = Told({**events[late].about, "outlier": True, "internal_metadata": {"outlier": True}}, events[late].line)
-    master.store(outlier)
+    master.store(as_outlier(events[late]))
     catch_up(synapse, wire.address)
     master.end(master.begin(events[late], is_move=True))
     master.store(*events[late + 1 :])
@@ -296,7 +299,7 @@ def test_an_invite_that_came_before_the_room_is_here_in_the_end(synapse, wire, m
     master.store(*live("v10_rejected", 0, 10))
     catch_up(synapse, wire.address)
     run(synapse, "INSERT INTO rooms (room_id, room_version) VALUES (%s, '10')", room_id)
-    master.store(Told({**invite.about, "outlier": True, "internal_metadata": {"outlier": True}}, invite.line))
+    master.store(as_outlier(invite))
     assert catch_up(synapse, wire.address).refused == 0
     run(synapse, "DELETE FROM rooms WHERE room_id = %s", room_id)  # stored again with the create event
     master.store(*events[:30])
@@ -304,6 +307,100 @@ def test_an_invite_that_came_before_the_room_is_here_in_the_end(synapse, wire, m
     assert {event_id for (event_id,) in run(synapse, "SELECT event_id FROM events")} == set(
         Event.objects.values_list("event_id", flat=True)
     )
+
+
+# --- states above gaps -----------------------------------------------------------------------------------------------------
+
+
+def give_groups(url, room):
+    """The server's own state groups of a shipped room, which the made server does not work out."""
+    with closing(psycopg2.connect(url)) as admin, admin, admin.cursor() as cursor:
+        add_groups(cursor.execute, room)
+
+
+def assert_states_are_the_servers(url, events):
+    with closing(SynapseSource(url)) as source:
+        states = source.states([one.event_id for one in events])
+    assert len(states) == len(events)
+    for one in events:
+        assert state_at(one.event_id).after == states[one.event_id].entries
+
+
+def as_outlier(one):
+    return Told({**one.about, "outlier": True, "internal_metadata": {"outlier": True}}, one.line)
+
+
+@pytest.mark.parametrize("first", [20, 70, 131])
+def test_events_above_gaps_have_the_state_that_the_server_was_given(synapse, wire, master, first):
+    """Of the room's 131 live events five stand on events that came later, by backfill: the 31st and others."""
+    events = told_events("v10_gap")
+    now, old = [one for one in events if one.stream == "events"], [one for one in events if one.stream == "backfill"]
+    states = [one for one in old if "state_key" in one.about["json"]]
+    give_groups(synapse, "v10_gap")
+    master.store(*map(as_outlier, states), *now[:first])
+    catch_up(synapse, wire.address)
+    master.store(*now[first:])
+    catch_up(synapse, wire.address)
+    assert not Event.objects.filter(state_unresolved=True).exists()
+    assert_states_are_the_servers(synapse, now)
+    before = content()["current"]
+    for one in old:
+        master.end(master.begin(one, is_move=one in states))
+    assert catch_up(synapse, wire.address).refused == 0
+    assert_states_are_the_servers(synapse, events)
+    assert content()["current"] == before
+
+
+def test_a_state_waits_for_its_entries(synapse, wire, master):
+    """They may have positions of another writer, or of the other stream. A state without them would be a wrong one."""
+    events = told_events("v10_gap")
+    now, old = [one for one in events if one.stream == "events"], [one for one in events if one.stream == "backfill"]
+    give_groups(synapse, "v10_gap")
+    master.store(*now[:20])
+    catch_up(synapse, wire.address)
+    master.store(*now[20:])
+    announced = {stream: {"master": place.position} for stream, place in master.places.items()}
+    with closing(SynapseSource(synapse)) as source:
+        store = MirrorStore(MirroredServer.objects.get(), source, "default")
+        store.advance(announced)
+        assert Event.objects.filter(state_unresolved=True).exists()
+        master.store(*(as_outlier(one) for one in old if "state_key" in one.about["json"]))
+        store.advance({stream: {"master": place.position} for stream, place in master.places.items()})
+        store.give_waiting_states()
+    assert not Event.objects.filter(state_unresolved=True).exists()
+    assert_states_are_the_servers(synapse, now)
+
+
+def test_a_room_that_was_joined_over_federation_has_its_state(synapse, wire, master):
+    """The server got the state before the join, as outliers, and nothing of the history."""
+    events = told_events("v10_visibility_walk")
+    outliers = [as_outlier(one) for one in events[:60] if "state_key" in one.about["json"]]
+    give_groups(synapse, "v10_visibility_walk")
+    master.store(*live("v10_rejected", 0, 10))
+    catch_up(synapse, wire.address)
+    master.store(*outliers, *events[60:])
+    assert catch_up(synapse, wire.address).refused == 0
+    assert_states_are_the_servers(synapse, events[60:])
+    room = Room.objects.get(pk=events[0].about["json"]["room_id"])
+    assert not room.current_state_unresolved and not room.visibility_unresolved
+    assert check_room(room.pk).differences == []
+
+
+def test_a_state_of_which_the_server_has_nothing_stays_unknown(synapse, wire, master):
+    events = [one for one in told_events("v10_gap") if one.stream == "events"]
+    old = [one for one in told_events("v10_gap") if one.stream == "backfill" and "state_key" in one.about["json"]]
+    give_groups(synapse, "v10_gap")
+    master.store(*map(as_outlier, old))
+    run(synapse, "DELETE FROM event_to_state_groups WHERE event_id = %s", events[30].event_id)
+    master.store(*events[:40])
+    assert catch_up(synapse, wire.address).refused == 0
+    assert Event.objects.filter(state_unresolved=True).exists()
+    give_later = (
+        "INSERT INTO event_to_state_groups SELECT %s, state_group FROM event_to_state_groups WHERE event_id = %s"
+    )
+    run(synapse, give_later, events[30].event_id, events[31].event_id)
+    catch_up(synapse, wire.address)
+    assert not Event.objects.filter(state_unresolved=True).exists()
 
 
 # --- live ------------------------------------------------------------------------------------------------------------------
@@ -469,7 +566,7 @@ def test_a_role_with_the_named_rights_is_enough(synapse, wire, master, rows):
     role, imported, *more = re.findall(r"^(?:CREATE ROLE|GRANT) .*;$", PAGE.read_text(), re.MULTILINE)
     run(synapse, f"{role} {imported}".replace("reader", ROLE))
     try:
-        with pytest.raises(UnusableSource, match="GRANT SELECT ON stream_positions, ex_outlier_stream TO"):
+        with pytest.raises(UnusableSource, match="GRANT SELECT ON stream_positions, ex_outlier_stream, event_to"):
             catch_up(reading, wire.address)
         run(synapse, " ".join(more).replace("reader", ROLE))
         catch_up(reading, wire.address)

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,20 @@ CREATE TABLE rooms (room_id TEXT PRIMARY KEY NOT NULL, is_public BOOL, creator T
 CREATE TABLE rejections (event_id TEXT NOT NULL UNIQUE, reason TEXT NOT NULL, last_check TEXT NOT NULL);
 CREATE UNIQUE INDEX events_stream_ordering ON events (stream_ordering);
 """
+GROUPS = """
+CREATE TABLE event_to_state_groups (event_id TEXT NOT NULL UNIQUE, state_group BIGINT NOT NULL);
+CREATE INDEX event_to_state_groups_sg_index ON event_to_state_groups (state_group);
+CREATE TABLE state_group_edges (state_group BIGINT NOT NULL, prev_state_group BIGINT NOT NULL);
+CREATE INDEX state_group_edges_idx ON state_group_edges (state_group);
+CREATE INDEX state_group_edges_prev_idx ON state_group_edges (prev_state_group);
+CREATE TABLE state_groups_state (state_group BIGINT NOT NULL, room_id TEXT NOT NULL, type TEXT NOT NULL,
+    state_key TEXT NOT NULL, event_id TEXT NOT NULL);
+CREATE INDEX state_groups_state_type_idx ON state_groups_state (state_group, type, state_key);
+"""
 #: What a server of either version has besides, as far as it is read.
-ANSWERS = """
+ANSWERS = (
+    GROUPS
+    + """
 ALTER TABLE events ADD COLUMN received_ts BIGINT;
 CREATE INDEX events_room_stream ON events (room_id, stream_ordering);
 CREATE TABLE state_events (event_id TEXT NOT NULL UNIQUE, room_id TEXT NOT NULL, type TEXT NOT NULL, state_key TEXT NOT NULL);
@@ -42,16 +54,8 @@ CREATE TABLE current_state_events (event_id TEXT NOT NULL UNIQUE, room_id TEXT N
     state_key TEXT NOT NULL, membership TEXT, UNIQUE (room_id, type, state_key));
 CREATE TABLE event_forward_extremities (event_id TEXT NOT NULL, room_id TEXT NOT NULL, UNIQUE (event_id, room_id));
 CREATE TABLE event_backward_extremities (event_id TEXT NOT NULL, room_id TEXT NOT NULL, UNIQUE (event_id, room_id));
-CREATE TABLE event_to_state_groups (event_id TEXT NOT NULL UNIQUE, state_group BIGINT NOT NULL);
-CREATE INDEX event_to_state_groups_sg_index ON event_to_state_groups (state_group);
 CREATE TABLE state_groups (id BIGINT PRIMARY KEY, room_id TEXT NOT NULL, event_id TEXT NOT NULL);
 CREATE INDEX state_groups_room_id_idx ON state_groups (room_id);
-CREATE TABLE state_group_edges (state_group BIGINT NOT NULL, prev_state_group BIGINT NOT NULL);
-CREATE INDEX state_group_edges_idx ON state_group_edges (state_group);
-CREATE INDEX state_group_edges_prev_idx ON state_group_edges (prev_state_group);
-CREATE TABLE state_groups_state (state_group BIGINT NOT NULL, room_id TEXT NOT NULL, type TEXT NOT NULL,
-    state_key TEXT NOT NULL, event_id TEXT NOT NULL);
-CREATE INDEX state_groups_state_type_idx ON state_groups_state (state_group, type, state_key);
 CREATE TABLE local_current_membership (room_id TEXT NOT NULL, user_id TEXT NOT NULL, event_id TEXT NOT NULL,
     membership TEXT NOT NULL);
 CREATE TABLE room_stats_state (room_id TEXT NOT NULL UNIQUE, name TEXT, canonical_alias TEXT);
@@ -69,6 +73,7 @@ CREATE SEQUENCE receipts_sequence;
 CREATE SEQUENCE device_inbox_sequence;
 CREATE SEQUENCE state_group_id_seq;
 """
+)
 #: What only the newer version has.
 NEWER = """
 ALTER TABLE events ADD COLUMN state_key TEXT, ADD COLUMN rejection_reason TEXT;
@@ -167,26 +172,50 @@ def add_answers(execute: Execute, rooms: Iterable[str], *, schema: int = 94) -> 
     execute("INSERT INTO stream_positions VALUES ('receipts', 'master', 9)")
 
 
+def add_groups(execute: Execute, room: str) -> None:
+    """The state groups of one room, into the tables ``GROUPS``."""
+    events = stored_events(room)
+    _add_groups(
+        partial(_insert, execute), events[0]["json"].get("room_id", "!" + events[0]["event_id"][1:]), *_groups_of(room)
+    )
+
+
+def _groups_of(room: str) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
+    """The groups with their rows, and (event, group after it)."""
+    rows = oracle(room, "state_groups")
+    after = [(row["event_id"], row["state_group"]) for row in rows if row["kind"] == "event" and row["state_group"]]
+    return [row for row in rows if row["kind"] == "group"], after
+
+
+def _add_groups(
+    insert: Callable[[str, list[tuple[Any, ...]]], None],
+    room_id: str,
+    groups: list[dict[str, Any]],
+    after: list[tuple[str, int]],
+) -> None:
+    insert("state_group_edges", [(g["state_group"], g["prev_group"]) for g in groups if g["prev_group"] is not None])
+    insert("state_groups_state", [(g["state_group"], room_id, *entry) for g in groups for entry in g["delta"]])
+    insert("event_to_state_groups", after)
+
+
+def _insert(execute: Execute, table: str, values: list[tuple[Any, ...]]) -> None:
+    for start in range(0, len(values), 500):
+        some = values[start : start + 500]
+        mark = f"({', '.join(['%s'] * len(some[0]))})"
+        execute(f"INSERT INTO {table} VALUES {', '.join([mark] * len(some))}", [v for row in some for v in row])
+
+
 def _add_answers_of(execute: Execute, room: str) -> None:
     events = stored_events(room)
     room_id = events[0]["json"].get("room_id", "!" + events[0]["event_id"][1:])
     content = {told["event_id"]: told["json"]["content"] for told in events}
-    rows = oracle(room, "state_groups")
-    groups = [row for row in rows if row["kind"] == "group"]
-    after = [(row["event_id"], row["state_group"]) for row in rows if row["kind"] == "event" and row["state_group"]]
+    groups, after = _groups_of(room)
     of_group = {group: event_id for event_id, group in reversed(after)}
     current = [tuple(row) for row in oracle(room, "current_state")["state"]]
 
-    def insert(table: str, values: list[tuple[Any, ...]]) -> None:
-        for start in range(0, len(values), 500):
-            some = values[start : start + 500]
-            mark = f"({', '.join(['%s'] * len(some[0]))})"
-            execute(f"INSERT INTO {table} VALUES {', '.join([mark] * len(some))}", [v for row in some for v in row])
-
+    insert = partial(_insert, execute)
     insert("state_groups", [(g["state_group"], room_id, of_group.get(g["state_group"], "")) for g in groups])
-    insert("state_group_edges", [(g["state_group"], g["prev_group"]) for g in groups if g["prev_group"] is not None])
-    insert("state_groups_state", [(g["state_group"], room_id, *entry) for g in groups for entry in g["delta"]])
-    insert("event_to_state_groups", after)
+    _add_groups(insert, room_id, groups, after)
     state = [t for t in events if "state_key" in t["json"]]
     insert("state_events", [(t["event_id"], room_id, t["json"]["type"], t["json"]["state_key"]) for t in state])
     insert(

@@ -25,7 +25,7 @@ import psycopg2
 
 from streams.replication.protocol.commands import Command, Ping, Position, RData, Server, format_line
 from tests.support.room_data import event_lines
-from tests.support.synapse_database import add_event, postgresql_database
+from tests.support.synapse_database import GROUPS, add_event, postgresql_database
 
 MORE_TABLES = """
 CREATE TABLE stream_positions (stream_name TEXT NOT NULL, instance_name TEXT NOT NULL, stream_id BIGINT NOT NULL,
@@ -43,7 +43,7 @@ SERVER_NAME = "localhost:19201"
 def synapse_database(server: str) -> Iterator[str]:
     """An empty database of a Synapse, beside this test's."""
     with postgresql_database(server, []) as url:
-        run(url, MORE_TABLES)
+        run(url, GROUPS + MORE_TABLES)
         yield url
 
 

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import ClientConnection, CloseReason, Limits
@@ -129,7 +129,7 @@ class TcpLink:
         self._reader = reader
         self._writer = writer
         self._where = where
-        self._reading = False
+        self._reading = self._is_paused = False
         self._flush()
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
@@ -139,6 +139,9 @@ class TcpLink:
         return Counters(c.bytes_in, c.bytes_out, c.lines_in, c.lines_out)
 
     async def receive(self) -> Sequence[Command]:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
         while self.connection.is_open:
             self._reading = True
             with _tls_in_words():
@@ -151,6 +154,15 @@ class TcpLink:
             if commands:
                 return commands
         return ()
+
+    def pause(self) -> None:
+        """Takes nothing from the network until the next ``receive``. Then lines that came one by one are read together."""
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    @property
+    def _transport(self) -> asyncio.ReadTransport:
+        return cast("asyncio.ReadTransport", self._writer.transport)
 
     def send(self, command: Command) -> None:
         if self.connection.is_open:

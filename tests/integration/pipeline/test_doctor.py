@@ -310,10 +310,33 @@ def test_a_room_that_all_local_users_left_has_no_current_state(database_url, cap
 
 
 def test_a_room_whose_state_is_on_its_way_is_left_alone(database_url, capsys):
-    partial = f"INSERT INTO partial_state_rooms (room_id) VALUES ('{ROOM}')"
-    with server(database_url, partial, DAMAGE["state-differs"], DAMAGE["current-state-differs"], rooms=WALK) as url:
+    damage = [PARTIAL, DAMAGE["state-differs"], DAMAGE["current-state-differs"]]
+    with server(
+        database_url, *damage, "UPDATE events SET origin_server_ts = extract(epoch FROM now()) * 1000", rooms=WALK
+    ) as url:
         status, report = examine(capsys, url)
     assert status == 0 and report["checked"]["remarks"] == {"rooms whose state the server has not got yet": 1}
+
+
+PARTIAL = f"INSERT INTO partial_state_rooms (room_id) VALUES ('{ROOM}')"
+
+
+def test_a_room_whose_state_does_not_come_is_found(database_url, capsys):
+    """Otherwise a room that no other server answers for would be left out of each report, for ever."""
+    with server(database_url, PARTIAL, rooms=[*WALK, "v9_restricted"]) as url:
+        status, report = examine(capsys, url)
+    (found,) = report["findings"]
+    assert (status, found["reason"], found["where"]) == (1, "state-overdue", ROOM)
+    assert report["left_out"] == [] and report["checked"]["remarks"] == {
+        "rooms whose state the server has not got yet": 1
+    }
+
+
+def test_a_room_whose_state_has_come_is_checked_again(database_url, capsys):
+    come = "DELETE FROM partial_state_rooms"
+    with server(database_url, PARTIAL, come, DAMAGE["state-differs"], rooms=WALK) as url:
+        status, report = examine(capsys, url)
+    assert status == 1 and "state-differs" in reasons(report) and report["checked"]["remarks"] == {}
 
 
 def test_a_state_that_came_before_its_prev_events_is_no_alarm(database_url, capsys):

@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.errors import ReaderNameTaken, ResyncNeeded, TokenError, UnknownReader
@@ -19,6 +20,8 @@ from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.models import ParkedFact, PartCursor, ReaderResync, StoredCursor
 from streams.reading import positions_by_time
 from tests.support.effects import running
+from tests.support.made_rooms import public_room
+from tests.support.persisted_rooms import persist_all
 from tests.support.writing import append, as_instance, held_open, session, stored, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -239,6 +242,19 @@ def test_a_preview_counts_to_a_million_and_says_more(read, monkeypatch):
     monkeypatch.setattr(positions_by_time, "MOST_COUNTED", 2)
     (planned,) = plan_resync("billing", minutes_ago(35))
     assert "more than" in planned.sentences()[0]
+
+
+def test_the_count_of_several_tables_is_exact_while_each_is_below_the_limit(monkeypatch):
+    """A state event has a fact in each of two tables."""
+    events = public_room().events
+    persist_all(events)
+    declaration, most = registry.get("events").declaration, len(events)
+    monkeypatch.setattr(positions_by_time, "MOST_COUNTED", most)
+    with connection.cursor() as cursor:
+        found = positions_by_time.count_facts(cursor, declaration, VectorToken(0), VectorToken(2**40))
+        assert (found.facts, found.is_whole) == (most, True)
+        monkeypatch.setattr(positions_by_time, "MOST_COUNTED", most - 1)
+        assert not positions_by_time.count_facts(cursor, declaration, VectorToken(0), VectorToken(2**40)).is_whole
 
 
 def test_a_time_is_found_by_the_index_on_the_id(new_tables, read):

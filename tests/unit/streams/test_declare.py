@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from django.db import models
+from django.db.migrations.state import ModelState
+from django.forms import modelform_factory
 from django.test.utils import isolate_apps
 
 from streams.core import lookup
@@ -75,3 +77,12 @@ def test_what_cannot_be_declared_is_refused_with_what_to_write(declare: Callable
 
 def test_a_new_fact_is_validated_without_what_the_append_fills_in() -> None:
     made(word=models.CharField(max_length=3))(word="new").full_clean(validate_unique=False, validate_constraints=False)
+
+
+def test_a_form_asks_for_nothing_that_the_append_fills_in_and_migrations_do_not_change() -> None:
+    model = made(word=models.CharField(max_length=3))
+    form = modelform_factory(model, fields="__all__")({"word": "new"})
+    assert [*form.fields] == ["word"]
+    assert form.is_valid(), form.errors
+    options = ModelState.from_model(model).fields["stream_id"].deconstruct()
+    assert options[1:] == ("django.db.models.BigIntegerField", [], {"db_index": True})
