@@ -3,8 +3,8 @@
 Each call blocks for ``TIMEOUT_SECONDS`` at most for each step of the network. A server that goes on sending, or a name that
 is not found, may take any time.
 
-The text and the subject have no control characters: names and errors in them come from others. A channel's error never
-has the webhook's address in it, which may hold a secret.
+The text and the subject have no control characters: names and errors in them come from others. In the text for a webhook
+they call nobody, and hide no address. A channel's error never has the webhook's address in it, which may hold a secret.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from streams.runtime.text import safe_text
 
 TIMEOUT_SECONDS = 10.0
 LIVE_PAGE = "/admin/live/"
-#: What chat services take for a mark that rings everybody, or for a link: ``<!channel>``, ``<users/all>``, ``@here``.
-_RINGING = re.compile(r"<|@(?=channel|here|everyone|all)", re.IGNORECASE)
-_WORD_JOINER = "\u2060"
 #: Answers that are about this message. That of a wrong address or secret, or of too many messages, is about the channel.
 _REFUSALS = (400, 413, 415, 422)
+#: Chats take ``<!channel>``, ``<users/all>``, ``@here``, ``<https://evil|click here>`` and ``[click here](https://evil)`` in
+#: a text for orders: they call everybody, or show a link as other words. Other signs, or one without width in between, look
+#: the same. The IDs of users stay as they are, to be copied.
+_SIGNS_OF_CHATS = {"<": "\u2039", ">": "\u203a", "@": "@\u2060", "](": "]\u2060("}
+_SIGN_OF_CHATS = re.compile(r"[<>]|\]\(|@(?=channel|here|everyone|all)", re.IGNORECASE)
+
 
 
 class NotDelivered(Exception):
@@ -69,12 +72,9 @@ def text(notice: Notice) -> str:
 
 
 def document(notice: Notice) -> dict[str, Any]:
-    """Returns the JSON object that the webhook gets.
-
-    Names and errors in its text come from others, and ring nobody: an invisible character parts the marks that would.
-    """
+    """Returns the JSON object that the webhook gets."""
     return {
-        "text": _RINGING.sub(rf"\g<0>{_WORD_JOINER}", text(notice)),
+        "text": _SIGN_OF_CHATS.sub(lambda sign: _SIGNS_OF_CHATS[sign[0]], text(notice)),
         "id": str(notice.key),
         "site": _site(),
         "word": notice.word,

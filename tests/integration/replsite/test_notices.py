@@ -375,13 +375,13 @@ def test_names_in_a_message_have_no_lines_of_their_own(sender, site, told, hook)
     assert "\n* all is well" not in mail.get_content() + post["text"]
 
 
-@pytest.mark.parametrize("mark", ["<!channel>", "<!here|here>", "<users/all>", "<@U024BE7LH>", "@channel", "@Everyone"])
-def test_names_in_a_message_ring_nobody(sender, site, told, hook, mark):
-    """Chat services take these marks in a text for people or groups, who would hear of it by night."""
-    site.problems, mine = (Problem(f"Reader {mark} of @bob:b.test", BLOCKED.verdict),), sender()
-    mine.look()
+def test_names_in_a_chat_call_nobody_and_hide_no_address(sender, site, told, hook):
+    given = "<!channel> <users/all> @here @Channel <https://evil.test|click> [click](https://evil.test) @ann:site.test"
+    site.problems, mine = (Problem(given, Verdict("failed", Severity.WRONG, f"ValueError: {given}")),), sender()
+    mine.step()
     (mail,), (post,) = told(), hook.got
-    assert mark not in post["text"]
-    assert f"Reader {mark} of @bob:b.test" in post["text"].replace("\u2060", "")
-    assert "of @bob:b.test" in post["text"], "an ID can be copied"
-    assert post["problems"][0]["subject"] == f"Reader {mark} of @bob:b.test" and mark in mail.get_content()
+    assert [sign for sign in ("<", ">", "@here", "@Channel", "](") if sign in post["text"]] == []
+    assert "@ann:site.test" in post["text"], "an ID can be copied"
+    assert "https://ops.example.org/admin/live/" in post["text"]
+    assert post["problems"][0]["subject"] == given
+    assert given in mail.get_content()
