@@ -110,6 +110,11 @@ class Handler:
         """The alias of the database that holds the handler's effects and the reader's cursor."""
         return self.using or self.streams_database
 
+    @property
+    def may_look(self) -> bool:
+        """True if a crash of the stream's database takes back the handler's effects and cursor together with the facts."""
+        return self.atomic and self.effects_database == self.streams_database
+
     def __post_init__(self) -> None:
         where = f"The handler of reader {self.reader!r} for stream {self.stream!r}"
         try:

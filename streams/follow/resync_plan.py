@@ -122,7 +122,7 @@ def planned_moves(cursor: Any, streams_cursor: Any, reader: str, goal: Goal) -> 
         kept = read_cursor(cursor, reader, stream)
         was = None if kept is None else kept[0]
         if isinstance(goal, datetime):
-            token = _token_before(streams_cursor, stream, was, goal)
+            token = _token_before(streams_cursor, reader, stream, was, goal)
         else:
             token = _token(streams_cursor, reader, stream, goal[stream] if goal else None)
         if stream in _shared(reader) or has_parts(cursor, reader, stream):
@@ -147,14 +147,19 @@ def check_known(cursor: Any, reader: str) -> list[str]:
     return found
 
 
-def _token_before(cursor: Any, stream: str, was: VectorToken | None, moment: datetime) -> VectorToken:
+def _present(cursor: Any, reader: str, stream: str) -> VectorToken:
+    using = streams_database_of(reader)
+    return present_token(cursor, stream, using, may_look=effects_database_of(reader) == using)
+
+
+def _token_before(cursor: Any, reader: str, stream: str, was: VectorToken | None, moment: datetime) -> VectorToken:
     """Returns the token after which lie all facts that were inserted since the moment, and all that the reader lacks."""
     cursor.execute("SELECT clock_timestamp()")
     if moment > (now := cursor.fetchone()[0]):
         raise TokenError(
             f"{moment:%Y-%m-%d %H:%M:%S} UTC is in the future: by the database's clock it is {now:%Y-%m-%d %H:%M:%S} UTC."
         )
-    present, mark = present_token(cursor, stream), trim_mark(cursor, stream).position
+    present, mark = _present(cursor, reader, stream), trim_mark(cursor, stream).position
     # ``present`` is read first: the facts that it covers are all seen here.
     token = present.bounded_by(position_before(cursor, registry.get(stream).declaration, moment, mark))
     return token if was is None else token.intersect(was.merge(VectorToken(mark)))
@@ -165,7 +170,7 @@ def _token(cursor: Any, reader: str, stream: str, wanted: VectorToken | None) ->
 
     Raises ``TokenError`` if it lies beyond the present positions, or if facts after it were trimmed.
     """
-    present, mark = present_token(cursor, stream), trim_mark(cursor, stream)
+    present, mark = _present(cursor, reader, stream), trim_mark(cursor, stream)
     wanted = wanted or present
     if not wanted.before_or_equal(present):
         raise TokenError(

@@ -1,4 +1,4 @@
-"""Reads the facts for a reader from the tables, up to the stored positions, so that all facts read are complete.
+"""Reads the facts for a reader from the tables, up to positions, so that all facts read are complete.
 
 No fact is skipped because it commits late, and trimmed facts are never skipped without an error. Both follow from the
 order of reading in ``TableSource.next``. A ``TableSource`` has a database connection of its own, and only one thread at
@@ -41,21 +41,27 @@ class Batch:
         return next_range(self.cursor, self.target) is None
 
 
-def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorToken:
-    """Returns the stored positions of a stream as a token. All facts that this token covers are committed."""
-    return _target(view, _present(cursor, registry.get(stream).declaration)[0])
+def present_token(cursor: Any, stream: str, using: str, *, may_look: bool) -> VectorToken:
+    """Returns the present positions of a stream as a token. All facts that this token covers are committed.
+
+    ``may_look`` is true if all that comes of the token is kept in the stream's database.
+    """
+    return _target(View.WRITER, _present(cursor, registry.get(stream).declaration, using, may_look=may_look)[0])
 
 
 def _present(
-    cursor: Any, declaration: StreamDeclaration, using: str | None = None
+    cursor: Any, declaration: StreamDeclaration, using: str, *, may_look: bool
 ) -> tuple[dict[str, StoredPosition], int | None]:
     """Returns (``{writer: position}``, last value of the stream's sequence). The value is None if it is not known.
 
-    A reader's cursor lies in the database, so the reader looks for itself, unless this process keeps values that follow the
-    stored positions.
+    A reader whose cursor and effects lie in the stream's database looks for itself, unless this process keeps values that
+    follow the stored positions.
     """
-    read = positions_and_sequence if watcher.keeps_values(using) else seen_positions_and_sequence
-    stored, given_out = read(cursor, declaration)
+    # Without the stored positions: the cursor is in a service's own database, and the reader looks, and handles fact 7. The
+    # streams' server crashes before 7 is flushed, and gives 7 to another fact. The cursor is beyond it. Or a handler sends 7 to
+    # a service outside, which takes the later 7 for one that it has.
+    looks = may_look and not watcher.keeps_values(using)
+    stored, given_out = (seen_positions_and_sequence if looks else positions_and_sequence)(cursor, declaration)
     # Drops cached values that these facts make outdated, before a handler uses them.
     watcher.before_shown({declaration.name: stored}, using)
     return stored, given_out
@@ -88,7 +94,7 @@ class TableSource:
             if self._handler.begin is Begin.OLDEST:
                 mark = trim_mark(cursor, self._handler.stream)
                 return VectorToken(mark.position)
-            return present_token(cursor, self._handler.stream, self._handler.view)
+            return _target(self._handler.view, self._present(cursor)[0])
 
     def epoch(self) -> str:
         with self._connection.cursor() as cursor:
@@ -102,7 +108,10 @@ class TableSource:
     def check_given_out(self, after: VectorToken) -> None:
         """Raises ``EpochChanged`` if a cursor lies above all IDs that the stream's sequence has given out."""
         with self._connection.cursor() as cursor:
-            self._check_given_out(cursor, after, _present(cursor, self._declaration, self._using)[1])
+            self._check_given_out(cursor, after, self._present(cursor)[1])
+
+    def _present(self, cursor: Any) -> tuple[dict[str, StoredPosition], int | None]:
+        return _present(cursor, self._declaration, self._using, may_look=self._handler.may_look)
 
     def _check_given_out(self, cursor: Any, after: VectorToken, given_out: int | None) -> None:
         # A sequence is at 900, and the reader has read up to there. The sequence is set back to 850 in the same epoch. Without
@@ -130,7 +139,7 @@ class TableSource:
             return self._read(cursor, after, self._target)
 
     def _read_target(self, cursor: Any, after: VectorToken) -> VectorToken:
-        stored, given_out = _present(cursor, self._declaration, self._using)
+        stored, given_out = self._present(cursor)
         self._check_given_out(cursor, after, given_out)
         self.writers = tuple(stored)
         return _target(self._handler.view, stored)

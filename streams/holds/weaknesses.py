@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from streams.core import lookup
 from streams.holds.installed_sql import bodies
 
 __all__ = ["Weakness", "imitation", "losing", "probe", "weaknesses"]
@@ -96,6 +97,16 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         "Keep its facts in tables of this database",
         True,
     ),
+    "unlogged table": (
+        "table {object} is unlogged: a crash of the server empties it, and readers miss what they have not read",
+        "ALTER TABLE {object} SET LOGGED",
+        True,
+    ),
+    "subscribed": (
+        "table {object} gets facts by subscription {detail}, in the order of their commits: readers here miss late ones",
+        "When it has all of them: ALTER SUBSCRIPTION {detail} DISABLE. Then: check_streams --repair",
+        True,
+    ),
     "unheld": (
         "table {object} takes IDs from {sequence}, but belongs to no stream",
         "Declare StreamHolds for its model, or give it a sequence of its own",
@@ -152,6 +163,9 @@ WITH RECURSIVE held AS (
 ), wanted AS (
     SELECT h.number, h.stream, h.sequence, tree.t, w.name FROM tree JOIN held h ON h.number = tree.number
      CROSS JOIN LATERAL (VALUES (h.hold), (h.guard), ('streams_refuse'), ('streams_refuse_truncate')) AS w (name)
+    UNION SELECT h.number, h.stream, h.sequence, tree.t, 'streams_guard_row_' || h.number  -- of partitions that are made later
+      FROM tree JOIN held h ON h.number = tree.number
+      JOIN tree AS root ON root.number = tree.number AND root.t = pg_partition_root(tree.t)
 ), site AS (
     SELECT relnamespace AS oid, quote_ident(n.nspname) AS name FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace
      WHERE pg_class.oid = 'streams_held'::regclass
@@ -186,7 +200,7 @@ UNION ALL SELECT CASE WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = 
 UNION ALL SELECT 'not always', w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
   JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND g.tgenabled <> 'A'
 UNION ALL SELECT 'arguments', w.stream, w.sequence::text, w.t::regclass::text, w.name FROM wanted w
-  JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '_[0-9]+$'
+  JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_(hold|guard)_[0-9]+$'
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
  CROSS JOIN LATERAL (SELECT w.name ~ '^streams_hold' AS holds) AS o
  WHERE a.part[1] <> w.number::text OR to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
@@ -196,7 +210,7 @@ UNION ALL SELECT 'arguments', w.stream, w.sequence::text, w.t::regclass::text, w
                       AND p.proname ~ CASE WHEN o.holds THEN '^streams_hold$' ELSE '^streams_guard_[0-9a-f]{8}$' END)
 UNION ALL SELECT DISTINCT CASE WHEN to_regclass(a.part[2]) IS NULL THEN 'renamed' ELSE 'made again' END, w.stream,
        w.sequence::text, format('%%I.%%I', n.nspname, c.relname), a.part[2]
-  FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '_[0-9]+$'
+  FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_(hold|guard)_[0-9]+$'
   JOIN pg_class c ON c.oid = w.sequence JOIN pg_namespace n ON n.oid = c.relnamespace
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
  WHERE a.part[1] = w.number::text AND to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
@@ -213,6 +227,11 @@ UNION ALL SELECT CASE WHEN f.oid IS NULL THEN 'no default' ELSE 'default' END, w
             ELSE d.refobjid <> w.sequence END
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
+UNION ALL SELECT 'unlogged table', h.stream, h.sequence::text, tree.t::regclass::text, ''
+  FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t AND c.relkind = 'r' AND c.relpersistence = 'u'
+UNION ALL SELECT 'subscribed', h.stream, h.sequence::text, tree.t::regclass::text, quote_ident(s.subname)
+  FROM tree JOIN held h ON h.number = tree.number JOIN pg_subscription_rel r ON r.srrelid = tree.t
+  JOIN pg_subscription s ON s.oid = r.srsubid AND s.subenabled
 UNION ALL SELECT DISTINCT 'unheld', h.stream, h.sequence::text, d.t::regclass::text, ''
   FROM drawn d JOIN held h ON h.number = d.number
  WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$'
@@ -280,6 +299,8 @@ def weaknesses(cursor: Any) -> list[Weakness]:
     given = bodies()
     cursor.execute(_FIND, {"functions": list(given), "bodies": list(given.values())})
     for kind, stream, sequence, name, detail in cursor.fetchall():
+        if kind == "unlogged table" and (known := lookup.find(stream)) is not None and known.declaration.in_memory:
+            continue
         problem, fix, loses = _TEXTS[kind]
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
         table = name if fix is _INSTALL or kind == "not always" else ""

@@ -141,7 +141,9 @@ RETURNING p.stream
 _UNREADABLE = (
     "run manage.py check_streams; the looker's role must be able to read the stream's tables, their owner its sequence"
 )
-_LOCKED = "end the transaction that alters the stream's sequence or table; pg_locks shows it"
+_LOCKED = (
+    "end the transaction that alters the stream's sequence or table, or keeps rows of its positions; pg_locks shows it"
+)
 
 
 #: Classes of errors about one row, such as that of a writer whose name is too long for the index. Tables that became a stream's
@@ -212,6 +214,9 @@ class PositionStore:
         """If true, goes by the rows as they were read up to a second before. For who looks again soon: after a row that another
         session has changed meanwhile, a call may have stored nothing."""
         self._unconfirmed = writes_all
+        self._is_entering = False
+        """True from when newcomers are written. Only these wait for a row: that of a retired writer, which somebody has locked,
+        or the same one, which somebody is inserting."""
         self._retire_due = 0.0
         self._blocked: dict[str, float] = {}
         self.is_behind = False
@@ -249,7 +254,8 @@ class PositionStore:
         try:
             written = self._write(cursor, rises)
         except driver.DatabaseError as error:
-            if (driver.sqlstate(error) or "")[:2] not in _OF_A_ROW:
+            is_kept = self._is_entering and isinstance(error, driver.lock_timed_out)
+            if not is_kept and (driver.sqlstate(error) or "")[:2] not in _OF_A_ROW:
                 raise
             written = self._write_each(cursor, moved, rises, now)
         for stream in moved:
@@ -459,11 +465,13 @@ class PositionStore:
         if not rises.raised and not rises.entered:
             return Counter()
         self._unconfirmed = True
+        self._is_entering = False
         warnings = driver.notices(cursor.connection)
         warnings.clear()
         if rises.entered:
             with driver.in_transaction(cursor):
                 written = _execute(cursor, _RAISE, rises.raised, rises.held)
+                self._is_entering = True
                 written += _execute(cursor, _ENTER, rises.entered, rises.held)
         else:
             written = _execute(cursor, _RAISE, rises.raised, rises.held)

@@ -10,6 +10,7 @@ import psycopg2
 import pytest
 
 from streams.holds.look import Seen, holders
+from streams.holds.weaknesses import weaknesses
 from tests.support.held_server import Own, held_server
 from tests.support.waiting import wait_until
 from tests.torture.own_postgres import OwnPostgres
@@ -109,7 +110,11 @@ def test_a_subscription_applies_what_its_publisher_appended_and_changed(own: Own
         wait_until(lambda: target.one("SELECT count(*) FROM held_part") == 2)
         with pytest.raises(psycopg2.errors.RestrictViolation):
             target("DELETE FROM held_order")
+        weak = [one for one in weaknesses(target.cursor) if one.loses]
+        assert {one.stream for one in weak} == {"orders", "parts"}
+        assert all("by subscription facts, in the order of their commits" in one.problem for one in weak)
         target("ALTER SUBSCRIPTION facts DISABLE")
+        assert [one for one in weaknesses(target.cursor) if one.loses] == []
         wait_until(lambda: not source.one("SELECT active FROM pg_replication_slots WHERE slot_name = 'facts'"))
         target("ALTER SUBSCRIPTION facts SET (slot_name = NONE)")
         target("DROP SUBSCRIPTION facts")

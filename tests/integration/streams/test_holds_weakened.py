@@ -44,6 +44,7 @@ WEAKENED = {
     "ALTER SEQUENCE orders_stream_seq INCREMENT -1 MINVALUE -10": "INCREMENT -1",
     "ALTER SEQUENCE orders_stream_seq CYCLE": "begins again",
     "ALTER SEQUENCE orders_stream_seq SET UNLOGGED": "unlogged",
+    "ALTER TABLE held_order SET UNLOGGED": "table held_order is unlogged",
     "DROP TRIGGER streams_hold_{n} ON held_order": "no trigger streams_hold_{n}",
     BOTH_TRIGGERS: "takes IDs from orders_stream_seq, but belongs to no stream",
     "DROP TRIGGER streams_guard_{n} ON held_order": "no trigger streams_guard_{n}",
@@ -90,6 +91,41 @@ def mend(owner: Session, fix: str) -> None:
     if "INCREMENT" in fix:
         fix = f"{fix} MINVALUE 1 START 2"
     owner(fix.partition(";")[0])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DISABLE TRIGGER streams_guard_row_{n}", "ENABLE TRIGGER streams_guard_row_{n}", "DISABLE TRIGGER ALL"],
+)
+def test_the_guard_of_partitions_to_come_is_looked_after(owner: Session, statement: str):
+    """Without it, a new partition takes facts that nothing holds."""
+    owner("""
+        CREATE SEQUENCE held_part_seq START 2;
+        CREATE TABLE held_part (stream_id bigint, instance_name text, kind text) PARTITION BY LIST (kind);
+        CREATE TABLE held_part_a PARTITION OF held_part FOR VALUES IN ('a') PARTITION BY LIST (stream_id);
+        CREATE TABLE held_part_aa PARTITION OF held_part_a DEFAULT;
+        SELECT streams_hold_table('held_part', 'parts', 'held_part_seq')""")
+    try:
+        number = str(owner.one("SELECT number FROM streams_held WHERE stream = 'parts'"))
+        assert found(owner, "parts") == []
+        owner(f"ALTER TABLE held_part {statement.replace('{n}', number)}")
+        left = found(owner, "parts")
+        for table in ("held_part", "held_part_a", "held_part_aa"):
+            assert (
+                f"trigger streams_guard_row_{number} of table {table} is not ENABLE ALWAYS, so it can be passed by"
+                in {one.problem for one in left}
+            )
+        for one in left:
+            assert one.loses
+            owner(one.fix)
+        assert found(owner, "parts") == []
+        owner(f"DROP TRIGGER streams_guard_row_{number} ON held_part")
+        left = found(owner, "parts")
+        assert f"table held_part has no trigger streams_guard_row_{number}" in {one.problem for one in left}
+        owner("SELECT streams_hold_table('held_part', 'parts', 'held_part_seq')")
+        assert found(owner, "parts") == []
+    finally:
+        drop("held_part", sequences=["held_part_seq"])
 
 
 FUNCTIONS_CHANGED = {

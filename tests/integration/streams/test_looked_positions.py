@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -134,6 +135,25 @@ def test_a_process_that_keeps_values_reads_up_to_the_stored_positions(
     assert names(batch.rows) == []
     north("UPDATE streams_streamposition SET position = (SELECT max(stream_id) FROM streams_cacheinvalidation)")
     assert names(told(source, batch.cursor).rows) == ["first"]
+
+
+@pytest.mark.parametrize("options", [{"using": "elsewhere"}, {"atomic": False}])
+def test_what_leaves_the_database_is_read_up_to_the_stored_positions(
+    options: dict[str, Any], caches: None, north: Session
+):
+    """A crash can take back what a look saw. It would not take back a cursor or an effect that lies elsewhere."""
+    (stored,) = stored_positions(north.cursor, ["caches"])["caches"].values()
+    source = TableSource(Handler("caches", "r", take, begin=Begin.NOW, **options), "default")
+    try:
+        append(north, "first")
+        begin = source.first_token()
+        assert begin == VectorToken(stored.position)
+        batch = source.next(begin)
+        assert (names(batch.rows), batch.cursor) == ([], begin)
+        north("UPDATE streams_streamposition SET position = (SELECT max(stream_id) FROM streams_cacheinvalidation)")
+        assert names(told(source, batch.cursor).rows) == ["first"]
+    finally:
+        source.close()
 
 
 def test_catching_up_takes_the_first_fact_of_a_writer_though_the_looker_stands_still(session, north):

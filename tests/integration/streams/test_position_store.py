@@ -385,6 +385,41 @@ def test_a_locked_stream_stops_no_other(session: Sessions, storing: Storing, wri
         )
 
 
+@pytest.mark.parametrize(
+    "locked",
+    [
+        "SELECT FROM streams_streamposition WHERE instance_name = 'north' FOR UPDATE",
+        "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('orders', 'south', 1)",
+    ],
+)
+def test_a_row_that_a_newcomer_needs_stops_no_other_stream(session: Sessions, storing: Storing, locked: str):
+    """The row of a retired writer that somebody has locked, or one that somebody is about to insert."""
+    storing.session("""
+        CREATE SEQUENCE other_seq START 2; CREATE TABLE held_other (stream_id bigint PRIMARY KEY, instance_name text, text text);
+        SELECT streams_hold_table('held_other', 'other', 'other_seq')""")
+    try:
+        north, south, other = named(session, "north"), named(session, "south"), session()
+        north.append("a")
+        storing()
+        storing.session("UPDATE streams_streamposition SET state = 'retired'")
+        holder = session()
+        holder(f"BEGIN; {locked}")
+        north.append("b")
+        south.append("c")
+        other("INSERT INTO held_other (text) VALUES ('a')")
+        assert storing() == ["other"]
+        other("INSERT INTO held_other (text) VALUES ('b')")
+        assert storing() == ["other"]
+        assert storing.linear() == 2
+        holder("ROLLBACK")
+        wait_until(storing)
+        assert storing.positions() == {"north": 4, "south": 4}
+    finally:
+        storing.session(
+            "SELECT streams_release_table('held_other', 'other'); DROP TABLE held_other; DROP SEQUENCE other_seq"
+        )
+
+
 def test_a_stream_that_the_looker_may_not_read_stops_no_other(session: Sessions, storing: Storing, writer: Session):
     """Its table belongs to another role than those of the site."""
     role = f"held_role_{os.getpid()}"
