@@ -39,7 +39,6 @@ _SIGNS_OF_CHATS = {"<": "\u2039", ">": "\u203a", "@": "@\u2060", "](": "]\u2060(
 _SIGN_OF_CHATS = re.compile(r"[<>]|\]\(|@(?=channel|here|everyone|all)", re.IGNORECASE)
 
 
-
 class NotDelivered(Exception):
     """A notice was not delivered on a channel. The message says why."""
 
