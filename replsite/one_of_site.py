@@ -19,7 +19,7 @@ from streams.db.schema_mark import marked_lock
 from streams.reading.trust import stranger_with_lock
 from streams.runtime.logs import Condition
 
-_TAKE = f"SELECT pg_try_advisory_lock(key), key FROM (SELECT {marked_lock('%s')} AS key) AS of_site"
+_TRY_LOCK = f"SELECT pg_try_advisory_lock(key), key FROM (SELECT {marked_lock('%s')} AS key) AS of_site"
 
 
 class OneOfSite:
@@ -98,7 +98,7 @@ class OneOfSite:
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name=f"replsite {self._name}")
             with self.cursor as cursor:
-                cursor.execute(_TAKE, [self._lock])
+                cursor.execute(_TRY_LOCK, [self._lock])
                 is_held, key = cursor.fetchone()
                 self.connected(cursor, is_held=is_held)
                 stranger = "" if is_held else stranger_with_lock(cursor, key)

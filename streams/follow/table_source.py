@@ -41,16 +41,18 @@ class Batch:
         return next_range(self.cursor, self.target) is None
 
 
-def present_token(cursor: Any, stream: str, using: str, *, may_look: bool) -> VectorToken:
+def present_token(cursor: Any, stream: str, using: str, *, may_precede_store: bool) -> VectorToken:
     """Returns the present positions of a stream as a token. All facts that this token covers are committed.
 
-    ``may_look`` is true if all that comes of the token is kept in the stream's database.
+    ``may_precede_store`` is true if all that comes of the token is kept in the stream's database.
     """
-    return _target(View.WRITER, _present(cursor, registry.get(stream).declaration, using, may_look=may_look)[0])
+    return _target(
+        View.WRITER, _present(cursor, registry.get(stream).declaration, using, may_precede_store=may_precede_store)[0]
+    )
 
 
 def _present(
-    cursor: Any, declaration: StreamDeclaration, using: str, *, may_look: bool
+    cursor: Any, declaration: StreamDeclaration, using: str, *, may_precede_store: bool
 ) -> tuple[dict[str, StoredPosition], int | None]:
     """Returns (``{writer: position}``, last value of the stream's sequence). The value is None if it is not known.
 
@@ -60,8 +62,8 @@ def _present(
     # Without the stored positions: the cursor is in a service's own database, and the reader looks, and handles fact 7. The
     # streams' server crashes before 7 is flushed, and gives 7 to another fact. The cursor is beyond it. Or a handler sends 7 to
     # a service outside, which takes the later 7 for one that it has.
-    looks = may_look and not watcher.keeps_values(using)
-    stored, given_out = (seen_positions_and_sequence if looks else positions_and_sequence)(cursor, declaration)
+    precedes_store = may_precede_store and not watcher.keeps_values(using)
+    stored, given_out = (seen_positions_and_sequence if precedes_store else positions_and_sequence)(cursor, declaration)
     # Drops cached values that these facts make outdated, before a handler uses them.
     watcher.before_shown({declaration.name: stored}, using)
     return stored, given_out
@@ -111,7 +113,7 @@ class TableSource:
             self._check_given_out(cursor, after, self._present(cursor)[1])
 
     def _present(self, cursor: Any) -> tuple[dict[str, StoredPosition], int | None]:
-        return _present(cursor, self._declaration, self._using, may_look=self._handler.may_look)
+        return _present(cursor, self._declaration, self._using, may_precede_store=self._handler.may_precede_store)
 
     def _check_given_out(self, cursor: Any, after: VectorToken, given_out: int | None) -> None:
         # A sequence is at 900, and the reader has read up to there. The sequence is set back to 850 in the same epoch. Without
