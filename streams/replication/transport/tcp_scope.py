@@ -23,7 +23,14 @@ from typing import Any, cast
 from streams.replication.protocol.access import Access, AllowedTransport
 from streams.replication.transport.kernel_buffers import kernel_bytes
 from streams.replication.transport.tcp_places import TcpPlaces
-from streams.replication.transport.tls import HANDSHAKE, Certificates, Handshake, Refusal, refusal_of
+from streams.replication.transport.tls import (
+    HANDSHAKE,
+    RECORD_HEAD_BYTES,
+    Certificates,
+    Handshake,
+    Refusal,
+    refusal_of,
+)
 from streams.runtime.logs import get_logger
 from streams.stream_settings import StreamSettings
 
@@ -54,9 +61,8 @@ UNFINISHED_HANDSHAKES = 1_024
 #: The most handshakes that begin at a time, before other work of the event loop has its turn: a thousand at once held it for
 #: a second.
 BEGINNING_HANDSHAKES = 8
-#: The first byte of a TLS handshake, with which no line of the replication protocol begins; the bytes in front of a record,
-#: of which the last two are its length; and the longest record.
-_HANDSHAKE, _RECORD_HEAD_BYTES, _RECORD_BYTES = 0x16, 5, 16 * 1024
+#: The first byte of a TLS handshake, with which no line of the replication protocol begins, and the longest record in it.
+_HANDSHAKE, _RECORD_BYTES = 0x16, 16 * 1024
 #: What a client learns for which there is no place, or not any more, and `tcp.disconnect`'s reason for the latter.
 _TOO_MANY = b"ERROR too many connections\n"
 MADE_ROOM = "made room"
@@ -175,6 +181,12 @@ class TcpConnection(asyncio.Protocol):
         # Of TLS the other end has to agree to the close. A silent one would never do so.
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self.abort)
 
+    def end_turn(self) -> None:
+        """Leaves the client's further input unread until other work of the event loop had its turn."""
+        if self._transport is not None and not self._paused_reading:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
     # --- asyncio --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -260,6 +272,10 @@ class TcpConnection(asyncio.Protocol):
     def _resume_reading(self) -> None:
         if self._accepted and self._paused_reading and self._transport is not None and not self._transport.is_closing():
             self._paused_reading = False
+            self._transport.resume_reading()
+
+    def _begin_turn(self) -> None:
+        if self._transport is not None and not self._paused_reading and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _put(self, message: Message) -> None:
@@ -429,9 +445,9 @@ class TcpListener:
                 raise self._refuse(Refusal.NOT_TLS, host, _NEEDS_TLS)
             # Handshakes begin with the whole first record: a client that sends it in pieces costs nothing until then.
             async with asyncio.timeout(self._limits.handshake_seconds):
-                head = await _peek(made, _RECORD_HEAD_BYTES)
-                length = _RECORD_HEAD_BYTES + min(int.from_bytes(head[-2:]), _RECORD_BYTES)
-                if len(head) == _RECORD_HEAD_BYTES and len(await _peek(made, length)) == length:
+                head = await _peek(made, RECORD_HEAD_BYTES)
+                length = RECORD_HEAD_BYTES + min(int.from_bytes(head[-2:]), _RECORD_BYTES)
+                if len(head) == RECORD_HEAD_BYTES and len(await _peek(made, length)) == length:
                     return True
         except TimeoutError:
             if is_either and not first:
@@ -450,7 +466,7 @@ class TcpListener:
                 refused.append(self._refuse(refusal_of(error), host, detail=str(error)))
                 limit.reschedule(loop.time() + LINGER_SECONDS)  # for the client to take the alert, and to go
 
-            HANDSHAKE.set(Handshake(beginning.close, fail))
+            HANDSHAKE.set(Handshake(beginning.close, fail, connection.end_turn))
             self._unfinished.enter(connection, host)
             try:
                 async with asyncio.timeout(self._limits.handshake_seconds) as limit:

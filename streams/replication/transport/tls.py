@@ -28,6 +28,16 @@ TLS_SCHEMES = ("tls", "tcps")
 #: The least time between two checks for changed files. A check happens when a client connects.
 CHECK_SECONDS = 5.0
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
+#: The bytes in front of a record, of which the last two are its length, and the longest record behind them.
+RECORD_HEAD_BYTES, _LONGEST_RECORD_BYTES = 5, 16 * 1024 + 2_048
+#: The most records of a client's handshake. A usual one has five, and one for each 16 kB of certificates.
+MOST_OF_HANDSHAKE = 100
+#: The most records without data after the handshake: requests for new keys, which a program sends once for many gigabytes,
+#: and alerts. For each such number of bytes of data there may be one more.
+MOST_WITHOUT_DATA, DATA_FOR_ONE_WITHOUT = 32, 1024 * 1024
+#: The most records of a client that are handled before other work of the event loop has its turn. A record of a single byte
+#: costs as much as a long one.
+MOST_IN_TURN = 256
 
 
 class Refusal(enum.StrEnum):
@@ -208,48 +218,127 @@ def _words(error: OSError) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What to call during the handshakes that a task begins: with the error, and when bytes of the client were handled."""
+    """What to call for the connections whose handshakes a task begins.
+
+    ``when_handled`` is called when bytes of the client were handled, and ``when_failed`` with the error of the handshake.
+    ``when_turn_ends`` is called when more records of the client are there than it may have handled at a time: nothing more
+    of its input is handled until the event loop reads again.
+    """
 
     when_handled: Callable[[], None]
     when_failed: Callable[[ssl.SSLError], None]
+    when_turn_ends: Callable[[], None]
 
 
 HANDSHAKE: ContextVar[Handshake | None] = ContextVar("HANDSHAKE", default=None)
 
 
 class _ServerContext(ssl.SSLContext):
-    """A TLS context for an event loop.
-
-    The event loop closes a connection whose handshake fails, and drops the alert that tells the client why. With a
-    `HANDSHAKE`, the loop sees a failed handshake as one that waits for the client, and sends the alert.
-    """
+    """A TLS context for an event loop. With a `HANDSHAKE`, what a client may ask of the loop is bounded (`_Records`)."""
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *options: Any, **more: Any) -> ssl.SSLObject:
-        made: Any = super().wrap_bio(incoming, outgoing, *options, **more)
         if (watch := HANDSHAKE.get()) is None:
-            return cast(ssl.SSLObject, made)
-        go_on, has_failed = made.do_handshake, False
-
-        def do_handshake() -> None:
-            nonlocal has_failed
-            if has_failed:
-                raise ssl.SSLWantReadError
-            # A record may hold a piece of a ClientHello, or nothing: the client may never say more, and gets no answer.
-            has_input = incoming.pending
-            try:
-                go_on()
-            except ssl.SSLWantReadError:
-                raise
-            except ssl.SSLError as error:
-                has_failed = True
-                watch.when_failed(error)
-                raise ssl.SSLWantReadError from error
-            finally:
-                if has_input:
-                    watch.when_handled()
-
-        made.do_handshake = do_handshake
+            return super().wrap_bio(incoming, outgoing, *options, **more)
+        given = ssl.MemoryBIO()
+        made: Any = super().wrap_bio(given, outgoing, *options, **more)
+        records = _Records(made, incoming, given, watch)
+        made.do_handshake, made.read, made.unwrap = records.do_handshake, records.read, records.unwrap
         return cast(ssl.SSLObject, made)
+
+
+class _Records:
+    """Gives a client's records to OpenSSL one by one, and bounds what they cost.
+
+    The event loop would give OpenSSL all that has come, up to 256 kB, and OpenSSL would handle all of it at once. Records
+    without data may be very small and very costly: 9,000 requests for new keys (KeyUpdate), which need no certificate,
+    take half a second, and each is answered. So only a few records without data are taken, and only `MOST_IN_TURN`
+    records at a time.
+
+    The event loop also closes a connection whose handshake fails, and drops the alert that tells the client why. Here it
+    sees a failed handshake as one that waits for the client, and sends the alert.
+    """
+
+    def __init__(self, made: Any, incoming: ssl.MemoryBIO, given: ssl.MemoryBIO, watch: Handshake) -> None:
+        self._go_on, self._read, self._unwrap = made.do_handshake, made.read, made.unwrap
+        self._incoming, self._given, self._watch = incoming, given, watch
+        self._head = b""
+        self._has_failed = False
+        self._in_turn = self._without_data = self._data_bytes = 0
+
+    def do_handshake(self) -> None:
+        """Does what `ssl.SSLObject.do_handshake` does."""
+        has_input = False
+        try:
+            while not self._has_failed:
+                try:
+                    self._go_on()
+                    self._without_data = 0
+                    return
+                except ssl.SSLWantReadError:
+                    # A record may hold a piece of a ClientHello, or nothing: the client may never say more, and gets no answer.
+                    if not self._give_record():
+                        raise
+                    has_input = True
+                    self._count_without_data(MOST_OF_HANDSHAKE)
+            self._incoming.read()  # of no use, and nothing else bounds it
+            raise ssl.SSLWantReadError
+        except ssl.SSLWantReadError:
+            raise
+        except ssl.SSLError as error:
+            self._has_failed = True
+            self._watch.when_failed(error)
+            raise ssl.SSLWantReadError from error
+        finally:
+            if has_input:
+                self._watch.when_handled()
+
+    def read(self, *wanted: Any) -> Any:
+        """Does what `ssl.SSLObject.read` does. Raises ``ssl.SSLError`` for too many records without data."""
+        while True:
+            try:
+                found = self._read(*wanted)
+            except ssl.SSLWantReadError:
+                if self._in_turn >= MOST_IN_TURN:
+                    self._in_turn = 0
+                    self._watch.when_turn_ends()
+                    raise
+                if not self._give_record():
+                    self._in_turn = 0
+                    raise
+                self._in_turn += 1
+                self._count_without_data(MOST_WITHOUT_DATA + self._data_bytes // DATA_FOR_ONE_WITHOUT)
+                continue
+            self._without_data -= 1  # the last record had some
+            self._data_bytes += found if isinstance(found, int) else len(found)
+            return found
+
+    def unwrap(self) -> Any:
+        """Does what `ssl.SSLObject.unwrap` does. Raises ``ssl.SSLError`` for too many records without data."""
+        while True:
+            try:
+                return self._unwrap()
+            except ssl.SSLWantReadError:
+                if not self._give_record():
+                    raise
+                self._count_without_data(MOST_WITHOUT_DATA + self._data_bytes // DATA_FOR_ONE_WITHOUT)
+
+    def _give_record(self) -> bool:
+        """Gives OpenSSL the next record. Returns false if it has not come whole."""
+        if not self._head:
+            if self._incoming.pending < RECORD_HEAD_BYTES:
+                return False
+            self._head = self._incoming.read(RECORD_HEAD_BYTES)
+        length = int.from_bytes(self._head[-2:])
+        if self._incoming.pending < min(length, _LONGEST_RECORD_BYTES):  # OpenSSL refuses a longer one by its head
+            return False
+        self._given.write(self._head + self._incoming.read(length))
+        self._head = b""
+        return True
+
+    def _count_without_data(self, most: int) -> None:
+        self._without_data += 1
+        if self._without_data > most:
+            raise ssl.SSLError(ssl.SSL_ERROR_SSL, "too many TLS records without data")
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -259,7 +348,7 @@ def refusal_of(error: ssl.SSLError) -> Refusal:
     """Returns the reason of a failed TLS handshake, as seen by the server."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refusal.EXPIRED if error.verify_code in (_EXPIRED, _NOT_YET_VALID) else Refusal.UNTRUSTED
-    reason = error.reason or ""
+    reason = getattr(error, "reason", None) or ""  # our own have none
     if reason in ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "CERTIFICATE_REQUIRED"):
         return Refusal.NO_CERTIFICATE
     if reason in ("UNSUPPORTED_PROTOCOL", "VERSION_TOO_LOW", "NO_PROTOCOLS_AVAILABLE"):

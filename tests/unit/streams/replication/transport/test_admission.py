@@ -16,9 +16,21 @@ import pytest
 from streams.replication.protocol.access import Access
 from streams.replication.transport import tcp_scope
 from streams.replication.transport.tcp_scope import ListenerLimits, TcpListener
-from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
+from streams.replication.transport.tls import (
+    HANDSHAKE,
+    MOST_IN_TURN,
+    MOST_OF_HANDSHAKE,
+    Certificates,
+    Handshake,
+    Refusal,
+    TlsFiles,
+    client_context,
+    explain,
+    refusal_of,
+)
 from tests.support.async_waiting import wait_for
 from tests.support.certificates import Authority
+from tests.support.new_keys import ask_for_new_keys
 from tests.support.waiting import DEADLINE_SECONDS
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
@@ -448,3 +460,67 @@ async def test_a_hello_without_end_keeps_nobody_from_beginning(authority, certif
         writer.transport.abort()
         for one in flood:
             one.close()
+
+
+# --- what costs much and says nothing ---------------------------------------------------------------------------------
+
+
+async def test_a_client_that_asks_for_new_keys_again_and_again_is_let_go(authority, certificates):
+    """Each request costs the loop as much as a hundred lines. Two clients, without a certificate, stopped all others."""
+    async with listening(certificates) as host:
+        asking = asyncio.create_task(asyncio.to_thread(ask_for_new_keys, host.port, *authority.sign("client"), 100_000))
+        connection = await accepted(host)
+        await wait_for(connection.is_lost.is_set)
+        assert await asking < 100_000
+
+
+async def test_single_bytes_in_records_of_their_own_leave_others_their_turn(authority, certificates):
+    said = b"PING 1\n" * 1_000
+    async with listening(certificates) as host:
+        _, writer = await opened(host, files(authority))
+        connection = await accepted(host)
+        for place in range(len(said)):
+            writer.write(said[place : place + 1])
+        got: list[bytes] = []
+        while sum(map(len, got)) < len(said):
+            got.append((await connection.receive())["bytes"])
+        assert b"".join(got) == said
+        assert max(map(len, got)) <= MOST_IN_TURN
+        writer.transport.abort()
+
+
+def shaking(certificates, told):
+    """The server's side of a handshake, as the event loop has it: (object, what comes in)."""
+    token = HANDSHAKE.set(Handshake(lambda: None, told.append, lambda: None))
+    try:
+        incoming = ssl.MemoryBIO()
+        return certificates.context().wrap_bio(incoming, ssl.MemoryBIO(), server_side=True), incoming
+    finally:
+        HANDSHAKE.reset(token)
+
+
+def go_on(made):
+    with pytest.raises(ssl.SSLWantReadError):
+        made.do_handshake()
+
+
+async def test_a_handshake_of_very_many_records_fails(authority, certificates):
+    hello, told = client_hello(authority)[5:], []
+    made, incoming = shaking(certificates, told)
+    for place in range(MOST_OF_HANDSHAKE + 1):
+        assert not told
+        incoming.write(b"\x16\3\1\0\1" + hello[place : place + 1])
+        go_on(made)
+    assert refusal_of(told[0]) is Refusal.HANDSHAKE
+
+
+async def test_what_comes_after_a_failed_handshake_is_not_kept(certificates):
+    told = []
+    made, incoming = shaking(certificates, told)
+    incoming.write(b"\x16\3\1\0\5noise")
+    go_on(made)
+    for _ in range(3):
+        incoming.write(b"x" * 100_000)
+        go_on(made)
+        assert not incoming.pending
+    assert len(told) == 1
