@@ -11,6 +11,7 @@ from django.utils.safestring import SafeString
 
 from state.models import StateGroup, StateGroupDelta
 from streams.admin.base import ReadOnlyAdmin
+from streams.runtime.text import safe_text
 
 MOST_DELTAS = 200
 
@@ -27,6 +28,8 @@ class StateGroupAdmin(ReadOnlyAdmin):
         rows = StateGroupDelta.objects.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
         lines = rows.values_list("type", "state_key", "event_id")[:MOST_DELTAS]
         items = format_html_join(
-            "", "<li>{} {} : {}</li>", ((t, repr(k), e or "not in this group") for t, k, e in lines)
+            "",
+            "<li>{} {} : {}</li>",
+            ((safe_text(t, None), repr(k), safe_text(e or "not in this group", None)) for t, k, e in lines),
         )
         return format_html("<ul>{}</ul>", items)

@@ -83,6 +83,8 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
     of_event = [event_id for event_id in (event.redacted_by, event.redacts, event.relates_to) if event_id is not None]
     links = event_links([*of_event, *(event_id for side in sides for event_id in side[1]), *state.named()], using)
     ranges = EventVisibility.read.using(using).covering(event.room_id, event.stream_ordering)[:_MOST_RANGES]
+    for found in ranges:
+        found.user_id = safe_text(found.user_id, None)
     return {
         **_about(event, links),
         **_words(event, using),

@@ -91,7 +91,7 @@ class Room(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.room_id
+        return str(self.room_id)  # a page's text escapes itself
 
 
 class EventQuerySet(ReadOnlyQuerySet["Event"]):
@@ -225,7 +225,7 @@ class Event(Fact):
         ]
 
     def __str__(self) -> str:
-        return self.event_id
+        return str(self.event_id)  # a page's text escapes itself
 
 
 class EventJson(models.Model):
@@ -241,7 +241,7 @@ class EventJson(models.Model):
         verbose_name_plural = "event JSON"
 
     def __str__(self) -> str:
-        return self.event_id
+        return str(self.event_id)  # a page's text escapes itself
 
 
 class EventEdge(models.Model):
@@ -278,7 +278,7 @@ class EventAuth(models.Model):
         indexes: ClassVar = [GinIndex(fields=["auth_event_ids"], name="events_eventauth_named", fastupdate=False)]
 
     def __str__(self) -> str:
-        return self.event_id
+        return str(self.event_id)  # a page's text escapes itself
 
 
 class ForwardExtremity(models.Model):
@@ -293,7 +293,7 @@ class ForwardExtremity(models.Model):
         indexes: ClassVar = [models.Index(fields=["room_id"], name="events_forwardextremity_room")]
 
     def __str__(self) -> str:
-        return self.event_id
+        return str(self.event_id)  # a page's text escapes itself
 
 
 class BackwardExtremity(models.Model):
@@ -313,7 +313,7 @@ class BackwardExtremity(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.event_id
+        return str(self.event_id)  # a page's text escapes itself
 
 
 class CurrentStateQuerySet(ReadOnlyQuerySet["CurrentState"]):
@@ -427,7 +427,7 @@ class ErasedUser(models.Model):
         db_table = "events_eraseduser"
 
     def __str__(self) -> str:
-        return self.user_id
+        return str(self.user_id)  # a page's text escapes itself
 
 
 class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):

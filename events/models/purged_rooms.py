@@ -35,4 +35,4 @@ class PurgedRoom(models.Model):
         db_table = "events_purgedroom"
 
     def __str__(self) -> str:
-        return self.room_id
+        return str(self.room_id)  # a page's text escapes itself

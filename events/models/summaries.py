@@ -51,4 +51,4 @@ class RoomSummary(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name or self.alias or self.room_id
+        return str(self.name or self.alias or self.room_id)  # a page's text escapes itself

@@ -30,4 +30,4 @@ class ImportSource(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)  # a page's text escapes itself

@@ -33,7 +33,7 @@ class MendedRoom(models.Model):
         ordering: ClassVar = ["id"]
 
     def __str__(self) -> str:
-        return self.room_id
+        return str(self.room_id)  # a page's text escapes itself
 
 
 class ComparedRooms(models.Model):

@@ -98,7 +98,8 @@ def _view(action: Action) -> Callable[..., HttpResponse]:
             (messages.success if is_done else messages.error)(request, done)
             return HttpResponseRedirect(back or reverse("live"))
         # Only texts go into the context, not the plan: a template would call carry_out.
-        texts: dict[str, Any] = {"title": plan.title, "sentences": plan.sentences, "button": plan.button, "back": back}
+        sentences = [safe_text(sentence, None) for sentence in plan.sentences]
+        texts: dict[str, Any] = {"title": plan.title, "sentences": sentences, "button": plan.button, "back": back}
         texts |= {"asks": plan.asks, "name": asked.name}
         context = {**admin.site.each_context(request), **texts}
         return TemplateResponse(request, "dashboard/action.html", context)

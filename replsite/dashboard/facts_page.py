@@ -26,6 +26,7 @@ from django.views.decorators.http import require_safe
 from replsite.dashboard.fact_search import FACTS_EXAMINED, NAMES, Unusable, search
 from streams import durable, registry, stream_view
 from streams.facts import Fact
+from streams.runtime.text import safe_text
 from streams.stream_object import Stream
 
 FACTS_SHOWN = 50
@@ -106,13 +107,11 @@ def _may_see(stream: Stream, request: HttpRequest) -> bool:
 
 def _row(stream: Stream, fact: Fact) -> str:
     number = abs(getattr(fact, fact.id_field))
-    texts = ((name, str(value)) for name, value in _values(stream, fact))
-    values = ", ".join(
-        f"{name} {text if len(text) <= _VALUE_LENGTH else f'{text[:_VALUE_LENGTH]}…'}" for name, text in texts
-    )
+    texts = ((name, str(value)[: _VALUE_LENGTH + 1]) for name, value in _values(stream, fact))
+    values = ", ".join(f"{name} {safe_text(text, _VALUE_LENGTH)}" for name, text in texts)
     return format_html(
         '<tr><th scope="row" class="live-number">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>',
-        number, f"{fact.received_at:%Y-%m-%d %H:%M:%S}", fact.instance_name, values,
+        number, f"{fact.received_at:%Y-%m-%d %H:%M:%S}", safe_text(fact.instance_name), values,
     )  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def _state(health: dict[str, Any], actions: Mapping[str, str], words: Mapping[tu
     first, effects = health["first"], _effects(health["first"])
     problems = "".join(f"<li>{_problem(p, actions)}{_effects(p)}</li>" for p in health["problems"])
     return (
-        f'<div id="live-state" data-word="{health["word"]}" data-said="{escape(health["said"])}"><p class="live-health-line">'
+        f'<div id="live-state" data-word="{health["word"]}" data-said="{_shown(health["said"])}"><p class="live-health-line">'
         f'<strong id="live-health-word"><a href="{words["site", health["word"]]}">{health["word"]}</a></strong> '
         f'<span id="live-health-sentence">{_problem(first, actions)}</span></p>{effects}'
         f'<ul id="live-problems"{"" if problems else " hidden"}>{problems}</ul></div>'
@@ -144,7 +144,7 @@ def _problem(problem: dict[str, Any], actions: Mapping[str, str]) -> str:
 
 
 def _effects(problem: dict[str, Any]) -> str:
-    effects = "".join(f"<li>{escape(text)}</li>" for text in problem.get("effects", ()))
+    effects = "".join(f"<li>{_shown(text)}</li>" for text in problem.get("effects", ()))
     return f'<ul class="live-effects" aria-label="What it causes">{effects}</ul>' if effects else ""
 
 
@@ -181,7 +181,7 @@ def _row(name: str, row: Row, links: _Links, now: datetime | None, *, head_of: G
     sentence = _sentence(why["text"], row.get("command", ""))
     sentence += _buttons(row.get("actions", ()), row.get("about", ""), links.actions)
     name_cell = _inside(who, now, links.page.replace("~", quote(row["id"], safe="!")) if "id" in row else "")
-    label, has_lines = escape(who["text"]), head_of is not None and bool(head_of["rows"])
+    label, has_lines = _shown(who["text"]), head_of is not None and bool(head_of["rows"])
     toggle = f'<button type="button" class="live-toggle" aria-expanded="true" aria-label="Lines of {label}"></button>'
     cells = [f'<th scope="row">{toggle * has_lines}{name_cell}{"" if table.has_words else sentence}</th>']
     if table.has_words:
@@ -207,14 +207,14 @@ def _word(name: str, word: str, words: Mapping[tuple[str, str], str]) -> str:
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
-    text, about = escape(cell["text"]), ""
+    text, about = _shown(cell["text"]), ""
     if "at" in cell:
         text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
     elif cell["text"] == NOTHING:
         about = " data-nothing"
     tag, about = ("a", f'{about} href="{escape(link)}"') if link else ("span", about)
     found = f'<{tag} class="live-text"{about}>{text}</{tag}>'
-    sub = [escape(cell["sub"])] if cell.get("sub") else []
+    sub = [_shown(cell["sub"])] if cell.get("sub") else []
     if "since" in cell:
         since = f"for {_age(cell['since'], now)}" if now else ""
         sub.append(f'<span data-since="{cell["since"]}">{since}</span>')
@@ -253,5 +253,11 @@ def _sentence(text: str, command: str) -> str:
     if not text:
         return ""
     before, found, after = text.partition(command) if command and command in text else (text, "", "")
-    copy = f'<code>{escape(found)}</code><button type="button" class="live-copy" aria-label="Copy {escape(found)}">Copy</button>'
-    return f'<span class="live-why">{escape(before)}{copy if found else ""}{escape(after)}</span>'
+    shown = _shown(found)
+    copy = f'<code>{shown}</code><button type="button" class="live-copy" aria-label="Copy {shown}">Copy</button>'
+    return f'<span class="live-why">{_shown(before)}{copy if found else ""}{_shown(after)}</span>'
+
+
+def _shown(text: str) -> str:
+    """Returns a text as HTML. Names and errors in it come from others, and must not turn the text beside them round."""
+    return escape(safe_text(text, None))

@@ -27,7 +27,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.models import Sample, StatusChange
-from streams.runtime.text import plain_label
+from streams.runtime.text import plain_label, safe_text
 
 READERS_SHOWN = 12
 CHANGES_SHOWN = 100
@@ -47,7 +47,7 @@ def _history_page(request: HttpRequest) -> HttpResponse:
     changes = list(asked.changes())
     context: dict[str, Any] = {
         **admin.site.each_context(request),
-        "title": "History of storage" if asked.is_storage else f"History of {asked.who or asked.stream}",
+        "title": "History of storage" if asked.is_storage else f"History of {safe_text(asked.who or asked.stream)}",
         "stream": asked.stream,
         "who": asked.who,
         "is_storage": asked.is_storage,
@@ -165,13 +165,13 @@ class _Asked:
 def _change(change: StatusChange) -> dict[str, Any]:
     return {
         "at": change.at,
-        "who": change.writer or change.reader or "the site",
+        "who": safe_text(change.writer or change.reader or "the site"),
         "kind": "writer" if change.writer else "reader" if change.reader else "",
         "stream": change.stream,
         "was": change.was or "fine, or not there",
         "word": change.word,
         "severity": Severity(change.severity).name.lower(),
-        "sentence": change.sentence,
+        "sentence": safe_text(change.sentence, None),
     }
 
 
@@ -255,7 +255,7 @@ def _site_marks(changes: Sequence[StatusChange], end: datetime) -> list[Mark]:
     for change in changes:
         if change.word == BACK:
             until = change.at
-        text = f"{change.at:%Y-%m-%d %H:%M:%S} UTC: {change.word}. {change.sentence}"
+        text = f"{change.at:%Y-%m-%d %H:%M:%S} UTC: {change.word}. {safe_text(change.sentence, None)}"
         if change.word == AWAY:
             found.append(Mark(change.at, "wrong", text, until))
         elif change.word != BACK:

@@ -152,7 +152,7 @@ class JobLine(CommandLine):
     def _perform(
         self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        stream: Any = command.stderr  # Django's wrapper of a file; it has all that is used
+        stream: Any = command.stderr._out  # the file itself: its last line is overwritten, which moves the cursor
         work, resume = self.operation.work_for(options), options.get("resume", False)
         return run_job(self.operation.name, checked, stream=stream, resume=resume, work=work)
 

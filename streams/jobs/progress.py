@@ -16,6 +16,7 @@ from django.db import connections
 
 from streams.runtime.amounts import done_of, duration
 from streams.runtime.logs import get_logger
+from streams.runtime.text import inert_text
 
 log = get_logger(__name__)
 #: Seconds between two reports: for plain lines, and for a terminal, where one line is overwritten.
@@ -37,7 +38,7 @@ class Progress:
         self._terminal = stream.isatty()
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{inert_text(text)}\n")
         self._stream.flush()
 
     @contextmanager
@@ -74,7 +75,7 @@ class Progress:
 
     def _show(self, text: str, *, last: bool) -> None:
         if self._terminal:
-            self._stream.write(f"\r\x1b[2K{text}" + ("\n" if last else ""))
+            self._stream.write(f"\r\x1b[2K{inert_text(text)}" + ("\n" if last else ""))
             self._stream.flush()
         else:
             self.say(text)

@@ -36,7 +36,7 @@ class RecordedServer(models.Model):
         ordering = ["name"]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)  # a page's text escapes itself
 
 
 class RecordedPosition(models.Model):

@@ -30,7 +30,7 @@ class WorkerConnection(models.Model):
         ordering = ["name", "key"]
 
     def __str__(self) -> str:
-        return self.name
+        return str(self.name)  # a page's text escapes itself
 
 
 class SyncingUser(models.Model):

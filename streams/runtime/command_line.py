@@ -15,12 +15,18 @@ from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, ClassVar, cast
 
-from django.core.management.base import BaseCommand, CommandParser, DjangoHelpFormatter, SystemCheckError
+from django.core.management.base import (
+    BaseCommand,
+    CommandParser,
+    DjangoHelpFormatter,
+    OutputWrapper,
+    SystemCheckError,
+)
 from django.dispatch import Signal
 
 from streams.runtime import systemd
 from streams.runtime.output import output_written
-from streams.runtime.text import safe_text
+from streams.runtime.text import inert_text, safe_text
 
 #: The last line of every command's help.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
@@ -45,11 +51,42 @@ class HelpFormatter(DjangoHelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
+class _Output(OutputWrapper):
+    """A command's output. Names and errors in it come from others, and must not steer the terminal.
+
+    A text with a ``style_func`` is the command's or Django's own, and may have colours.
+    """
+
+    def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
+        super().write(msg if style_func else inert_text(msg), style_func, ending)
+
+
 class SiteCommand(BaseCommand):
-    """A command whose ``--help`` ends with examples and the meaning of its exit status."""
+    """A command whose ``--help`` ends with examples and the meaning of its exit status.
+
+    Whatever it writes on ``stdout`` and ``stderr``, and its errors, are safe to show on a terminal.
+    """
 
     #: Pairs of the arguments after ``manage.py`` and a description.
     examples: ClassVar[tuple[tuple[str, str], ...]] = ()
+    #: The class of the command's outputs.
+    output: ClassVar[type[OutputWrapper]] = _Output
+
+    @property
+    def stdout(self) -> OutputWrapper:
+        return self._stdout
+
+    @stdout.setter
+    def stdout(self, given: Any) -> None:
+        self._stdout = self.output(given._out, given.ending)
+
+    @property
+    def stderr(self) -> OutputWrapper:
+        return self._stderr
+
+    @stderr.setter
+    def stderr(self, given: Any) -> None:
+        self._stderr = self.output(given._out, given.ending)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         kwargs.setdefault("epilog", self.epilog())
@@ -129,7 +166,7 @@ class SiteCommand(BaseCommand):
         for line in lines:
             table.add_row(*map(Text, line))
         width = None if self.stdout.isatty() else _WIDE
-        Console(file=cast("IO[str]", self.stdout), width=width).print(table)
+        Console(file=cast("IO[str]", self.stdout._out), width=width).print(table)  # with its colours
 
 
 def asked_by() -> str:

@@ -11,7 +11,7 @@ from streams.conf import stream_settings
 from streams.declared_settings import secrets_of
 from streams.errors import StreamError
 from streams.runtime.masking import masked
-from streams.runtime.text import storable
+from streams.runtime.text import safe_text, storable
 
 LONGEST = 500
 
@@ -23,7 +23,7 @@ def error_text(error: BaseException) -> str:
     """
     message = storable(" ".join(str(error).split()))
     text = message if isinstance(error, StreamError) and message else f"{type(error).__name__}: {message}".rstrip(": ")
-    return without_secrets(text)[:LONGEST]
+    return safe_text(without_secrets(text), None)[:LONGEST]
 
 
 def without_secrets(text: str) -> str:

@@ -36,6 +36,21 @@ def safe_text(text: str | None, most: int | None = 200, *, keep: str = "") -> st
     return clean if most is None or len(clean) <= most else f"{clean[: most - 1]}…"
 
 
+def inert_text(text: str) -> str:
+    """Returns a command's output in which only line ends and tabs move the cursor of a terminal.
+
+    All other characters that are not printable become the escapes of JSON, so JSON keeps its meaning.
+    """
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True))
+
+
 def storable(text: str) -> str:
     """Returns the text as PostgreSQL can store it: without NUL, and with half a surrogate pair as its escape."""
     return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.core.management import CommandError
+from django.core.management.base import OutputWrapper
 from django.core.management.commands import migrate
 from django.db import connections
 
@@ -24,6 +25,7 @@ _HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 class Command(SiteCommand, migrate.Command):
     """Django's command ``migrate``, run while a further database session holds an advisory lock."""
 
+    output = OutputWrapper  # Django's command colours what it writes, of which nothing comes from others
     examples = (
         ("migrate", "make and change tables up to this version; waits for another migrate that is at work"),
         ("migrate --check", "exit status 1 when some are not applied"),

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from replsite.dashboard import fact_search
 from streams.catalog.models import CacheInvalidation
-from tests.support.writing import fact, held_open, stream, wait_for_linear
+from tests.support.writing import as_instance, fact, held_open, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 PAGE = "/admin/facts/"
@@ -63,6 +63,15 @@ def test_texts_that_json_escapes_are_found(facts, shown, text):
     (number,) = stream().append(fact(f"before {text} behind"))
     wait_for_linear(number)
     assert shown(text=text)[0] == [number]
+
+
+def test_what_turns_text_round_is_written_as_an_escape(facts, shown):
+    with as_instance("wri\u2066ter"):
+        wait_for_linear(*stream().append(fact("evil\u202e\x1b" + "x" * 100)))
+    for asked in ({}, {"text": "evil"}):
+        page = shown(**asked)[1]
+        assert r"cache_name evil\u202e\x1bxxx" in page and r"wri\u2066ter" in page
+        assert not {"\u202e", "\u2066", "\x1b"} & set(page)
 
 
 def test_a_column_with_the_name_of_the_table_hides_no_other_column(facts, shown):

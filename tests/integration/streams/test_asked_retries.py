@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.db.models.functions import Now
 
@@ -144,3 +146,16 @@ def test_who_has_no_such_dead_letters_cannot_be_asked(parked):
     for reader, stream in (("nobody", None), ("r", "events")):
         with pytest.raises(UnknownReader):
             ask_retry(reader, stream, by="ann")
+
+
+def test_what_an_error_says_of_a_fact_does_not_steer_the_terminal():
+    def refuse(chunk: Chunk) -> None:
+        raise ValueError("\x1b]0;owned\x07\x9b2J\u202e")
+
+    wait_for_linear(append(1)[0])
+    Reader("r", [handler(refuse)]).catch_up()
+    out = io.StringIO()
+    call_command("parked", "list", "r", "--trace", stdout=out)
+    assert r"ValueError: \x1b]0;owned\x07\x9b2J\u202e" in out.getvalue(), "as it is stored"
+    assert r"ValueError: \u001b]0;owned\u0007\u009b2J\u202e" in out.getvalue(), "the end of the traceback"
+    assert out.getvalue().replace("\n", "").isprintable()

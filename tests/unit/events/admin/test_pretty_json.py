@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from events.admin.pretty_json import pretty_json
@@ -26,3 +28,10 @@ def test_odd_bytes_are_shown_and_never_crash(stored):
     shown = pretty_json(stored)
     assert "\x00" not in shown
     shown.encode()
+
+
+def test_what_turns_text_round_is_an_escape_of_json():
+    stored = '{"a":"\u202e\u2066\u200f\x9b"}'
+    shown = pretty_json(stored.encode())
+    assert r'"\u202e\u2066\u200f\u009b"' in shown and json.loads(shown) == json.loads(stored)
+    assert pretty_json("\u202e{".encode()) == r"\u202e{"

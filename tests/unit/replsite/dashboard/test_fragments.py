@@ -136,3 +136,11 @@ def test_what_is_taken_from_the_last_page_is_what_would_be_rendered(rights):
     assert again == render(second, rights)
     kept = dict(shown.tables["streams"])
     assert [key for key, rows in again.tables["streams"] if kept[key] is not rows] == ["caches"]
+
+
+def test_nothing_turns_the_text_beside_it_round():
+    turning = "a\u202e\x1bb"
+    named = replace(a_reader(turning), status=Verdict("failed", Severity.WRONG, f"Run {turning}: {turning}.", turning))
+    found = html_of(shown(a_stream(a_writer(writer=turning), name=turning), named))
+    seen = re.sub(r'(data-(key|id)|href)="[^"]*"', "", found)
+    assert r"a\u202e\x1bb" in seen and not {"\u202e", "\x1b"} & set(seen)

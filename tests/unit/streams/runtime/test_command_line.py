@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from django.core.management import call_command, get_commands, load_command_class
+from django.core.management import CommandError, call_command, get_commands, load_command_class
 
 from streams.jobs.command import command_lines
 from streams.runtime.command_line import EXIT_STATUS, SiteCommand, service_begins
@@ -231,6 +232,35 @@ def test_long_words_are_whole_where_no_terminal_is() -> None:
 def test_nothing_in_a_table_is_markup_or_moves_the_cursor() -> None:
     text = printed([["[bold]a[/bold]", "\x1b[2J"]])
     assert "[bold]a[/bold]" in text and "\x1b" not in text and r"\x1b[2J" in text
+
+
+HOSTILE = "a\x1b[2J\x9b31m\r\u202e\U000e0001\ud800\u00fc"
+
+
+def test_what_a_command_writes_cannot_steer_a_terminal() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    made = SiteCommand(stdout=out, stderr=err)
+    made.stdout.write(f"\t{HOSTILE}\nnext")
+    made.stdout.write(json.dumps([HOSTILE], ensure_ascii=False))
+    made.stderr.write(HOSTILE)
+    made.stderr.write("ours", lambda text: f"\x1b[31m{text}\x1b[0m")
+    shown = r"a\u001b[2J\u009b31m\u000d\u202e\udb40\udc01\ud800" + "\u00fc"
+    first, second, line = out.getvalue().splitlines()
+    assert (first, second) == (f"\t{shown}", "next")
+    assert json.loads(line) == [HOSTILE]
+    assert err.getvalue() == f"{shown}\n\x1b[31mours\n\x1b[0m"
+
+
+def test_the_error_that_ends_a_command_cannot_either(capsys: pytest.CaptureFixture[str]) -> None:
+    class Failing(SiteCommand):
+        requires_system_checks = ()
+
+        def handle(self, *args: object, **options: object) -> None:
+            raise CommandError(HOSTILE)
+
+    with pytest.raises(SystemExit):
+        Failing().run_from_argv(["manage.py", "failing"])
+    assert r"CommandError: a\u001b[2J" in (said := capsys.readouterr().err) and said.rstrip("\n").isprintable()
 
 
 def test_cells_say_yes_no_and_nothing() -> None:

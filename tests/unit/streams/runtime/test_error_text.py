@@ -20,3 +20,7 @@ def test_the_secrets_are_known():
 def test_no_secret_of_the_site_is_stored(settings, name):
     setattr(settings, f"REPLSITE_{name.upper()}", "tell-nobody")
     assert error_text(ValueError("refused: tell-nobody\n!")) == "ValueError: refused: *** !"
+
+
+def test_it_is_one_printable_line():
+    assert error_text(ValueError("a\n\x1b[2J\u202e\0")) == "ValueError: a \\x1b[2J\\u202e\ufffd"
