@@ -3,14 +3,15 @@
 Each call blocks for ``TIMEOUT_SECONDS`` at most for each step of the network. A server that goes on sending, or a name that
 is not found, may take any time.
 
-The text and the subject have no control characters: names and errors in them come from others. A channel's error never
-has the webhook's address in it, which may hold a secret.
+The text and the subject have no control characters: names and errors in them come from others. In the text for a webhook
+they call nobody, and hide no address. A channel's error never has the webhook's address in it, which may hold a secret.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import re
 import smtplib
 import socket
 import urllib.error
@@ -31,6 +32,11 @@ TIMEOUT_SECONDS = 10.0
 LIVE_PAGE = "/admin/live/"
 #: Answers that are about this message. That of a wrong address or secret, or of too many messages, is about the channel.
 _REFUSALS = (400, 413, 415, 422)
+#: Chats take ``<!channel>``, ``<users/all>``, ``@here``, ``<https://evil|click here>`` and ``[click here](https://evil)`` in
+#: a text for orders: they call everybody, or show a link as other words. Other signs, or one without width in between, look
+#: the same.
+_SIGNS_OF_CHATS = {"<": "\u2039", ">": "\u203a", "@": "@\u2060", "](": "]\u2060("}
+_SIGN_OF_CHATS = re.compile("|".join(map(re.escape, _SIGNS_OF_CHATS)))
 
 
 class NotDelivered(Exception):
@@ -67,7 +73,7 @@ def text(notice: Notice) -> str:
 def document(notice: Notice) -> dict[str, Any]:
     """Returns the JSON object that the webhook gets."""
     return {
-        "text": text(notice),
+        "text": _SIGN_OF_CHATS.sub(lambda sign: _SIGNS_OF_CHATS[sign[0]], text(notice)),
         "id": str(notice.key),
         "site": _site(),
         "word": notice.word,

@@ -373,3 +373,14 @@ def test_names_in_a_message_have_no_lines_of_their_own(sender, site, told, hook)
     mine.look()
     (mail,), (post,) = told(), hook.got
     assert "\n* all is well" not in mail.get_content() + post["text"]
+
+
+def test_names_in_a_chat_call_nobody_and_hide_no_address(sender, site, told, hook):
+    given = "<!channel> <users/all> @here @channel <https://evil.test|click> [click](https://evil.test) @ann:site.test"
+    site.problems, mine = (Problem(given, Verdict("failed", Severity.WRONG, f"ValueError: {given}")),), sender()
+    mine.look()
+    (mail,), (post,) = told(), hook.got
+    assert [sign for sign in ("<", ">", "@here", "@channel", "@ann", "](") if sign in post["text"]] == []
+    assert "https://ops.example.org/admin/live/" in post["text"]
+    assert post["problems"][0]["subject"] == given
+    assert given in mail.get_content()
