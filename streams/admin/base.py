@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from html import unescape
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from django.apps import apps
@@ -137,7 +138,7 @@ def _visible_json(value: Any) -> Any:
 
 def _plain(name: str, row: Any, page: Any) -> Any:
     _, _, value = lookup_field(name, row, page)
-    return strip_tags(value) if isinstance(value, SafeString) else value
+    return unescape(strip_tags(value)) if isinstance(value, SafeString) else value
 
 
 class ReadOnlyAdmin(_Base):

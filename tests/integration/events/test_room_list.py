@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import re
+from io import StringIO
 
 import pytest
 from django.db import connection
@@ -132,6 +134,13 @@ def test_hostile_names_stay_text(admin_client):
     page = page_of(admin_client)
     assert "<script>alert(" not in page and "&lt;script&gt;alert(" in page
     assert "\\u202eturned\\x1b" in page and not {"\u202e", "\x1b"} & set(page)
+
+
+def test_names_in_a_csv_are_those_of_the_rooms_and_no_formulas(admin_client):
+    name = """=R&D <b>"x"</b> it's &lt;"""
+    store_room(made_room("!named:a.test", name).events)
+    (row,) = list(csv.reader(StringIO(page_of(admin_client, format="csv"))))[1:]
+    assert row[0].startswith(f"'{name}")
 
 
 def test_queries_do_not_grow_with_the_rooms(admin_client, rooms, django_assert_max_num_queries):
