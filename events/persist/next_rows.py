@@ -168,25 +168,25 @@ def _talk(known: StoredRoom, batch: Sequence[ParsedEvent]) -> RoomChanges | None
     if something else may have to be done: then the rules give the changes, and the same ones for such messages.
     """
     reading, room = known.reading, known.room
-    leaves = reading.extremities.get(room.room_id, ())
+    extremities = reading.extremities.get(room.room_id, ())
     if (
         not batch
-        or len(leaves) != 1
+        or len(extremities) != 1
         or room.create_event_id is None
         or room.current_state_unresolved
         or room.visibility_unresolved
     ):
         return None
-    (leaf,) = leaves
-    facts, (latest, place) = reading.events.get(leaf), reading.latest.get(room.room_id, ("", 0))
+    (extremity,) = extremities
+    facts, (latest, place) = reading.events.get(extremity), reading.latest.get(room.room_id, ("", 0))
     if (
         facts is None
-        or latest != leaf
+        or latest != extremity
         or facts.state_group is None
         or not room_version(room.room_version).ids_are_hashes
     ):
         return None
-    last = leaf
+    last = extremity
     for event in batch:
         if event.prev_event_ids != (last,) or not _is_talk(event):
             return None
@@ -195,9 +195,9 @@ def _talk(known: StoredRoom, batch: Sequence[ParsedEvent]) -> RoomChanges | None
     named = {*(prev for prev, _ in reading.above), *(target for _, _, target in reading.redactions)}
     if not ids.isdisjoint(named):
         return None
-    known.continue_group([leaf, *ids], facts.state_group)
+    known.continue_group([extremity, *ids], facts.state_group)
     known.events.update((event.event_id, event) for event in batch)
-    return RoomChanges(events=list(batch), new_extremities=[last], removed_extremities=[leaf], last_position=place)
+    return RoomChanges(events=list(batch), new_extremities=[last], removed_extremities=[extremity], last_position=place)
 
 
 def _is_talk(event: ParsedEvent) -> bool:
