@@ -2,7 +2,8 @@
 
 Starts the site with an empty data directory and connects a follower over TCP. Imports the shipped rooms through Spark.
 Then two writers append live, while a Spark streaming query counts events per room. At the end the demo checks that the
-follower saw exactly the facts that are in the tables, in order, and that the counts agree.
+follower saw exactly the facts that are in the tables, in order, and that the counts agree. Last, ``manage.py doctor``
+examines a database like that of a Synapse server, from which a row was taken, and finds it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ STREAMS = ("events", "backfill", "caches")
 LIVE_EVENTS, LIVE_INVALIDATIONS = 1_500, 1_500
 #: The writers with which the demo stays up, as (stream, name, facts a second). The live page misses them when they are away.
 STAYING = (("events", "writer-1", 2), ("caches", "writer-2", 5))
+#: The rooms in the database that ``doctor`` examines, with the answers of their real server, and what is damaged there.
+EXAMINED_ROOMS = ("v9_restricted", "v10_visibility_walk")
+DAMAGE = (
+    "DELETE FROM current_state_events WHERE type = 'm.room.join_rules' AND room_id = (SELECT min(room_id) FROM rooms)"
+)
 STEP_SECONDS = 240
 STOP_SECONDS = 20
 
@@ -151,6 +157,25 @@ class Demo:
         say(f"import: {summary['imported']:,} events of {summary['rooms']} rooms in {summary['seconds']:.1f} s")
         return summary
 
+    def examine(self) -> dict[str, Any]:
+        """Lets ``doctor`` examine a damaged Synapse database that is made for it. Returns its report.
+
+        Raises DemoError unless it finds the damage, and nothing else.
+        """
+        from tests.support.synapse_database import postgresql_database  # noqa: PLC0415
+        from tests.support.synapse_server import run as run_sql  # noqa: PLC0415
+
+        say("doctor: a made Synapse database, in which a row of the current state is missing")
+        with postgresql_database(server_url(), EXAMINED_ROOMS, answers=True) as url:
+            run_sql(url, DAMAGE)
+            process = self.manage("doctor", url, "--json", "--html", str(self.folder / "doctor.html"))
+            report: dict[str, Any] = json.loads(self.finished(process, "doctor", allowed=(1,)))
+        found = [finding["reason"] for finding in report["findings"]]
+        if found != ["current-state-differs"]:
+            raise DemoError(f"doctor found {found} in a database in which one row of the current state was missing.")
+        say(f"doctor: {report['checked']['events']:,} events computed again; found: {report['findings'][0]['text']}")
+        return report
+
     def live(self) -> None:
         """Lets two writers append at the same time, and waits for both."""
         say(f"live: two writers append {LIVE_EVENTS:,} events and {LIVE_INVALIDATIONS:,} cache invalidations")
@@ -262,6 +287,15 @@ def check_counts() -> int:
     return len(expected)
 
 
+def server_url() -> str:
+    """Returns the URL of the demo's database."""
+    from django.db import connection  # noqa: PLC0415
+
+    connection.ensure_connection()
+    where = connection.settings_dict
+    return f"postgresql://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
+
+
 def positions() -> dict[str, int]:
     """Returns the linear position of each stream."""
     from django.db import connection  # noqa: PLC0415
@@ -292,10 +326,13 @@ def run(demo: Demo) -> None:
     say("counts: waiting until the query has counted everything")
     demo.finished(counting, "pipeline run")
     rooms = check_counts()
+    report = demo.examine()
     facts = {name: len({token for token, _, _ in rows}) for name, rows in expected.items()}
     rows_of = {name: len(rows) for name, rows in expected.items()}
-    demo.summary = {"events": imported["imported"] + LIVE_EVENTS, "rooms": rooms, "facts": facts, "rows": rows_of,
-                    "positions": positions(), "seconds": round(time.monotonic() - _begun, 1)}  # fmt: skip
+    demo.summary = {
+        "events": imported["imported"] + LIVE_EVENTS, "rooms": rooms, "facts": facts, "rows": rows_of,
+        "positions": positions(), "examined": report["checked"], "seconds": round(time.monotonic() - _begun, 1),
+    }  # fmt: skip
 
 
 def _by_stream(numbers: dict[str, int]) -> str:
@@ -311,6 +348,8 @@ def print_summary(demo: Demo) -> None:
         f"  facts      {_by_stream(out['facts'])}   (one ID each; an event is a fact of events or of backfill)",
         f"  rows       {_by_stream(out['rows'])}   (a fact of events also has a row for each change of a room's state)",
         f"  positions  {_by_stream(out['positions'])}   (the ID of the last fact; the first one is 2)",
+        f"  doctor     {out['examined']['events']:,} events of a Synapse database computed again, the damage was found: "
+        f"{demo.folder / 'doctor.html'}",
         f"  seconds    {out['seconds']}",
         f"  live page  http://{demo.addresses['http']}/admin/live/",
     ]

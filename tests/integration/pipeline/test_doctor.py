@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import psycopg2
 import pytest
@@ -16,6 +16,7 @@ from pipeline.doctor.check_rooms import check_in_snapshot
 from pipeline.doctor.report import REASONS, Reason
 from pipeline.doctor.server_database import READ, server_database
 from pipeline.doctor.server_rooms import Context
+from script.demonstration import Demo
 from tests.support.room_data import ROOM_NAMES
 from tests.support.session import PROJECT
 from tests.support.synapse_database import postgresql_database
@@ -416,3 +417,11 @@ def test_every_command_of_the_page_is_accepted():
     for line in lines:
         name, *arguments = shlex.split(line)
         assert load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)
+
+
+def test_the_demo_shows_what_doctor_finds(database_url, tmp_path):
+    (tmp_path / "log").mkdir()
+    with ExitStack() as stack:
+        report = Demo(tmp_path, "127.0.0.1:0", "127.0.0.1:0", stack).examine()
+    assert report["checked"]["events"] == 310
+    assert "m.room.join_rules" in (tmp_path / "doctor.html").read_text()
