@@ -79,8 +79,10 @@ class Delivery:
         stored: VectorToken,
         pause: Callable[[float], bool],
         using: str | None = None,
+        session_lock: int | None = None,
     ) -> None:
         self.stored = stored
+        self._session_lock = session_lock  # of ``move_cursor``
         self._handled = self._parked = 0
         self._handler = handler
         self._owner = owner
@@ -186,7 +188,7 @@ class Delivery:
             work()
             # The cursor moves last, to lock its row only briefly.
             with connections[self._using].cursor() as cursor:
-                move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
+                move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts, self._session_lock)
 
         commit_once(self._handler, self._using, handle_and_move, committed)
 
