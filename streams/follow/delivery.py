@@ -79,8 +79,10 @@ class Delivery:
         stored: VectorToken,
         pause: Callable[[float], bool],
         using: str | None = None,
+        session_lock: int | None = None,
     ) -> None:
         self.stored = stored
+        self._session_lock = session_lock  # of ``move_cursor``
         self._place = ""
         self._handled = self._parked = 0
         self._handler = handler
@@ -190,7 +192,9 @@ class Delivery:
             # The cursor moves last, to lock its row only briefly.
             with connections[self._using].cursor() as cursor:
                 way = (self.stored, token)
-                place = move_cursor(cursor, self._owner, self._handler.stream, way, counts, self._place)
+                place = move_cursor(
+                    cursor, self._owner, self._handler.stream, way, counts, self._session_lock, self._place
+                )
 
         commit_once(self._handler, self._using, handle_and_move, committed)
 

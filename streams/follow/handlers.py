@@ -111,7 +111,7 @@ class Handler:
         return self.using or self.streams_database
 
     @property
-    def may_precede_store(self) -> bool:
+    def may_read_ahead(self) -> bool:
         """True if a crash of the stream's database takes back the handler's effects and cursor together with the facts."""
         return self.atomic and self.effects_database == self.streams_database
 

@@ -42,8 +42,10 @@ _FREE = f"""(
     JOIN unnest(%(parts)s::int[], %(positions)s::bigint[], %(upto)s::bigint[]) AS seen (seen_part, seen_at, upto)
         ON part = seen_part AND position = seen_at
     WHERE {_OF} AND by_field = %(by)s FOR UPDATE OF streams_partcursor SKIP LOCKED)"""
+#: Only while the session lives that looked, as of ``stored_cursors``.
 _PASS = f"""
 UPDATE streams_partcursor SET position = free.upto FROM {_FREE} AS free WHERE streams_partcursor.id = free.id
+  AND (%(session_lock)s::bigint IS NULL OR NOT pg_try_advisory_xact_lock(%(session_lock)s::bigint))
 """
 _APART = f"""
 UPDATE streams_partcursor SET apart_upto = greatest(apart_upto, free.upto)
@@ -160,9 +162,9 @@ class PartCursors:
         }
         self._prepared(connection, _MOVE, parts=list(moves), positions=list(moves.values()), **counts)
 
-    def pass_empty(self, cursor: Any, parts: Iterable[Part], upto: int) -> None:
-        """Moves parts without facts up to ``upto``, unless others have them."""
-        cursor.execute(_PASS, self._free([(part, upto) for part in parts]))
+    def pass_empty(self, cursor: Any, parts: Iterable[Part], upto: int, session_lock: int | None) -> None:
+        """Moves parts without facts up to ``upto``, unless others have them. ``session_lock`` is that of ``move_cursor``."""
+        cursor.execute(_PASS, self._free([(part, upto) for part in parts]) | {"session_lock": session_lock})
 
     def store(self, cursor: Any) -> None:
         """Sets the reader's cursor to the lowest of its parts."""

@@ -130,7 +130,8 @@ class PartsLoop(HandlerLoop):
         self._read_parts()
         with self._unless_another_was_first() as cursor:
             self._processes = processes(cursor, self._key)
-            self._cursors.pass_empty(cursor, self._window.passable(self._parts), self._window.upto)
+            passable, lock = self._window.passable(self._parts), self._source.session_lock
+            self._cursors.pass_empty(cursor, passable, self._window.upto, lock)
             self._cursors.store(cursor)
         self._tick_due = time.monotonic() + TICK_SECONDS
 

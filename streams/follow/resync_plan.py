@@ -149,7 +149,7 @@ def check_known(cursor: Any, reader: str) -> list[str]:
 
 def _present(cursor: Any, reader: str, stream: str) -> VectorToken:
     using = streams_database_of(reader)
-    return present_token(cursor, stream, using, may_precede_store=effects_database_of(reader) == using)
+    return present_token(cursor, stream, using, may_read_ahead=effects_database_of(reader) == using)
 
 
 def _token_before(cursor: Any, reader: str, stream: str, was: VectorToken | None, moment: datetime) -> VectorToken:

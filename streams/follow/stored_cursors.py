@@ -29,12 +29,15 @@ RETURNING {_COLUMNS}
 """
 #: The condition on the lease: A holds lease 3 and is paused, B takes lease 4, and A's late update changes nothing. The condition
 #: on the old value: a process repeats a transaction that was committed after all, and the update changes nothing.
+#: The condition on the lock: a session looks, and the server crashes, which takes back what it saw. A pooler gives the handler's
+#: connection another session. That would move the cursor beyond IDs that are given out again.
 _MOVE = """
 UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, moved_at = clock_timestamp(),
     seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s,
     error = ''
 WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
+  AND (%(session_lock)s::bigint IS NULL OR NOT pg_try_advisory_xact_lock(%(session_lock)s::bigint))
 """
 #: While any session holds an old snapshot, such as a backup for an hour, no version of the row can be removed, and who looks for
 #: the row by its names goes through all of them. So a reader goes to the version that it has stored itself.
@@ -100,8 +103,8 @@ _EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(rea
 class CursorMoved(Exception):
     """The error if the stored cursor is not at the position that this process knows.
 
-    There are two causes. An earlier transaction of this process was committed although its connection broke, or an
-    operator set the cursor.
+    There are three causes. An earlier transaction of this process was committed although its connection broke, an
+    operator set the cursor, or the session has ended that looked up to where facts are complete.
     """
 
 
@@ -150,18 +153,21 @@ def move_cursor(
     stream: str,
     way: tuple[VectorToken, VectorToken],
     counts: tuple[int, int] = (0, 0),
+    session_lock: int | None = None,
     place: str = "",
 ) -> str:
     """Moves the stored cursor of a reader on a stream. ``way`` is a pair of tokens (from, to).
 
-    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. Returns the row's place in
-    its table. ``place`` is the one that the last move returned, if its transaction was committed. Raises ``ReaderFenced`` if
-    this process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``.
+    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. ``session_lock`` is the
+    key of a lock of the session that looked, or None if the token is that of stored positions. Returns the row's place in its
+    table. ``place`` is the one that the last move returned, if its transaction was committed. Raises ``ReaderFenced`` if this
+    process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``, or that session has ended.
     """
     was, token = way
     given = {
         "reader": owner.reader, "stream": stream, "lease": owner.lease, "base": token.base, "entries": _text(token.entries),
-        "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1], "place": place,
+        "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1],
+        "session_lock": session_lock, "place": place,
     }  # fmt: skip
     for statement in (_MOVE_AT, _MOVE) if place else (_MOVE,):  # a heartbeat may have stored a later version
         cursor.execute(statement, given)

@@ -132,7 +132,7 @@ class HandlerLoop:
             self._check_epoch(cursor, kept[1], epoch)
             self._source.check_given_out(kept[0])
         self.cursor = kept[0]
-        return Delivery(handler, self._owner, kept[0], self._stop.wait, self._using)
+        return Delivery(handler, self._owner, kept[0], self._stop.wait, self._using, self._source.session_lock)
 
     def _unite(self, cursor: Any) -> None:
         PartCursors(self.handler.reader, self.handler.stream, "").unite(cursor)

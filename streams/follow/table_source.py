@@ -7,6 +7,7 @@ a time may use it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ from streams.replication.common.table_rows import BatchSizer, FactRange, table_r
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
+#: Such keys are no holds: these have the number of a stream above.
+_KEY_BITS = 52
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -41,18 +45,17 @@ class Batch:
         return next_range(self.cursor, self.target) is None
 
 
-def present_token(cursor: Any, stream: str, using: str, *, may_precede_store: bool) -> VectorToken:
+def present_token(cursor: Any, stream: str, using: str, *, may_read_ahead: bool) -> VectorToken:
     """Returns the present positions of a stream as a token. All facts that this token covers are committed.
 
-    ``may_precede_store`` is true if all that comes of the token is kept in the stream's database.
+    ``may_read_ahead`` is true if all that comes of the token is kept in the stream's database.
     """
-    return _target(
-        View.WRITER, _present(cursor, registry.get(stream).declaration, using, may_precede_store=may_precede_store)[0]
-    )
+    declaration = registry.get(stream).declaration
+    return _target(View.WRITER, _present(cursor, declaration, using, may_read_ahead=may_read_ahead)[0])
 
 
 def _present(
-    cursor: Any, declaration: StreamDeclaration, using: str, *, may_precede_store: bool
+    cursor: Any, declaration: StreamDeclaration, using: str, *, may_read_ahead: bool
 ) -> tuple[dict[str, StoredPosition], int | None]:
     """Returns (``{writer: position}``, last value of the stream's sequence). The value is None if it is not known.
 
@@ -62,8 +65,8 @@ def _present(
     # Without the stored positions: the cursor is in a service's own database, and the reader looks, and handles fact 7. The
     # streams' server crashes before 7 is flushed, and gives 7 to another fact. The cursor is beyond it. Or a handler sends 7 to
     # a service outside, which takes the later 7 for one that it has.
-    precedes_store = may_precede_store and not watcher.keeps_values(using)
-    stored, given_out = (seen_positions_and_sequence if precedes_store else positions_and_sequence)(cursor, declaration)
+    reads_ahead = may_read_ahead and not watcher.keeps_values(using)
+    stored, given_out = (seen_positions_and_sequence if reads_ahead else positions_and_sequence)(cursor, declaration)
     # Drops cached values that these facts make outdated, before a handler uses them.
     watcher.before_shown({declaration.name: stored}, using)
     return stored, given_out
@@ -85,6 +88,9 @@ class TableSource:
         self._pace = BatchSizer()
         self._target: VectorToken | None = None
         self.writers: tuple[str, ...] = ()
+        self.session_lock: int | None = None
+        """The key of a lock that the session holds which looked last. None if this source goes by stored positions."""
+        self._locked_on: Any = None
 
     def first_token(self) -> VectorToken:
         """Returns the token at which a reader without a stored cursor starts. The handler's option ``begin`` decides.
@@ -113,7 +119,10 @@ class TableSource:
             self._check_given_out(cursor, after, self._present(cursor)[1])
 
     def _present(self, cursor: Any) -> tuple[dict[str, StoredPosition], int | None]:
-        return _present(cursor, self._declaration, self._using, may_precede_store=self._handler.may_precede_store)
+        if self._handler.may_read_ahead and self._locked_on is not cursor.connection:
+            self.session_lock, self._locked_on = secrets.randbits(_KEY_BITS), cursor.connection
+            cursor.execute("SELECT pg_try_advisory_lock(%(key)s)", {"key": self.session_lock})
+        return _present(cursor, self._declaration, self._using, may_read_ahead=self._handler.may_read_ahead)
 
     def _check_given_out(self, cursor: Any, after: VectorToken, given_out: int | None) -> None:
         # A sequence is at 900, and the reader has read up to there. The sequence is set back to 850 in the same epoch. Without

@@ -504,7 +504,8 @@ def test_who_begins_again_does_not_read_up_to_positions_of_before_a_restore(monk
         assert not first.is_last
         kept = stored()["master"]
         monkeypatch.setattr(
-            "streams.follow.table_source._present", lambda *_: ({"master": replace(kept, position=ids()[0])}, None)
+            "streams.follow.table_source._present",
+            lambda *_, may_read_ahead: ({"master": replace(kept, position=ids()[0])}, None),
         )
         source.first_token()
         assert not source.next(VectorToken(ids()[0])).cursor.covers(None, ids()[1])

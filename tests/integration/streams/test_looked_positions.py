@@ -165,3 +165,18 @@ def test_catching_up_takes_the_first_fact_of_a_writer_though_the_looker_stands_s
     handler = Handler("caches", "late", lambda chunk: seen.extend(names(chunk.rows)), begin=Begin.OLDEST)
     Reader("late", [handler]).catch_up()
     assert seen == ["first"]
+
+
+def test_a_cursor_moves_only_while_the_session_that_looked_lives(session: Sessions, north: Session):
+    """A crash ends it. A pooler hides that from the handler's connection, which would move on to what the crash took back."""
+    append(north, "first")
+    calls: list[list[str]] = []
+
+    def handle(chunk: Chunk) -> None:
+        calls.append(names(chunk.rows))
+        if len(calls) == 1:
+            end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
+            assert session()(end, "replsite fetch late") == [(True,)]
+
+    Reader("late", [Handler("caches", "late", handle, begin=Begin.OLDEST)]).catch_up()
+    assert calls == [["first"], ["first"]]

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import psycopg2
 import pytest
 
+from streams.core.tokens import VectorToken
+from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
 from streams.reading.position_store import SESSION, PositionStore
 from streams.reading.possible_positions import seen_positions_and_sequence
 from streams.reading.rows import linear_position, stored_positions
 from tests.support.held_server import Own, held_server
 from tests.support.held_tables import ORDERS, Session
 from tests.support.positions_table import POSITIONS
+from tests.support.waiting import wait_until
+from tests.torture.holds.run import PGBOUNCER, Pooler
 from tests.torture.own_postgres import OwnPostgres
 
 
@@ -127,3 +132,45 @@ def test_a_prepared_append_is_not_passed_by_a_looker_after_a_crash(own: Own):
     looking("COMMIT PREPARED 'later'")
     store.store(looking.cursor, time.monotonic())
     assert texts_upto(looking, position(looking)) == ["prepared", "next"]
+
+
+CURSORS = """
+CREATE TABLE streams_storedcursor (
+    reader text, stream text, base bigint, entries jsonb DEFAULT '{}', epoch text, lease bigint DEFAULT 1, error text,
+    facts_handled bigint DEFAULT 0, facts_parked bigint DEFAULT 0, moved_at timestamptz, seen_at timestamptz);
+INSERT INTO streams_storedcursor (reader, stream, base) VALUES ('r', 'orders', 1)
+"""
+
+
+@pytest.mark.skipif(PGBOUNCER is None, reason="no pgbouncer here: Debian's package pgbouncer")
+def test_no_cursor_moves_through_a_pooler_to_what_a_crash_took_back(own: Own):
+    """The pooler gives the handler's connection another session, as if nothing had happened. Whether the crash took IDs back
+    depends on what was flushed by then.
+    """
+    own.session()(CURSORS)
+    source, writer, key = own.session(), own.session(), 4711
+    assert source.one("SELECT pg_try_advisory_lock(%s)", key)
+    with closing(Pooler(str(PGBOUNCER), own.server)) as pooler, ExitStack() as stack:
+
+        def through_pooler() -> Any:
+            with suppress(psycopg2.OperationalError):  # it has just been started
+                return stack.enter_context(closing(psycopg2.connect(**pooler.parameters())))
+            return None
+
+        handling = wait_until(through_pooler)
+        cursor = handling.cursor()
+        way = VectorToken(1), VectorToken(1)
+        move_cursor(cursor, Owner("r", 1, "host", 1), "orders", way, session_lock=key)
+        handling.commit()
+        writer("BEGIN")
+        writer.append(*["never"] * 100)
+        writer("ROLLBACK")
+        seen = source.seen()
+        own.crash()
+        after = own.session()
+        with pytest.raises(CursorMoved):
+            move_cursor(
+                cursor, Owner("r", 1, "host", 1), "orders", (way[1], VectorToken(seen.position)), session_lock=key
+            )
+        handling.rollback()
+        assert after.one("SELECT base FROM streams_storedcursor") == 1
