@@ -43,7 +43,7 @@ from events.history.event_numbers import NumberSet
 from events.room.extremities import Arriving, ExtremityTracker, ForwardExtremities
 from events.room.graph import Node, numbers_in_order
 from events.room.state_assignment import RoomStates
-from events.visibility.ranges import Step, VisibilityRow, in_order, visibility_rows
+from events.visibility.ranges import BEFORE_LIVE, Step, VisibilityRow, in_order, visibility_rows
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import State
 
@@ -378,7 +378,7 @@ class RoomHistory:
                 yield index, event_type, state_key, new, old
 
     def visibility(self) -> Iterator[VisibilityRow]:
-        """Yields ranges in any order. Yields nothing if ``visibility_unresolved``."""
+        """Yields ranges in any order. Yields nothing if ``visibility_unresolved``. A cut may begin at ``BEFORE_LIVE``."""
         if self.visibility_unresolved:
             return
         states = self.states
@@ -387,11 +387,18 @@ class RoomHistory:
             yield VisibilityRow(None, "withheld", redaction, redaction)
 
     def ranges(self, places: Sequence[int]) -> list[VisibilityRow] | None:
-        """Returns the sorted ranges with ``places[number]`` for each number, or None if ``visibility_unresolved``."""
+        """Returns the sorted ranges, with ``places[number]`` for each number and 0 for ``BEFORE_LIVE``.
+
+        Returns None if ``visibility_unresolved``.
+        """
         if self.visibility_unresolved:
             return None
         return in_order(
-            replace(row, first=places[row.first], last=None if row.last is None else places[row.last])
+            replace(
+                row,
+                first=0 if row.first == BEFORE_LIVE else places[row.first],
+                last=None if row.last is None else places[row.last],
+            )
             for row in self.visibility()
         )
 

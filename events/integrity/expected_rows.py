@@ -24,8 +24,7 @@ from events.history.rows import RoomHistory
 from events.integrity.group_digests import DeltaRow, Digests, GroupRow, StoredGroups
 from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates, is_create
-from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.viewer import membership
+from events.visibility.ranges import VisibilityRow
 from state.groups.deltas import StateKey
 from state.rules.room_versions import room_version
 
@@ -204,8 +203,6 @@ def compute(rows: StoredRows) -> Computed:
         for groups in (history.walk.before, history.walk.after)
     )
     found = history.ranges([row.stream_ordering for row in rows.events])
-    if found is not None:
-        found = in_order([*found, *_cuts_of_before(rows, authorised, history)])
     states = cast("_CheckedStates", history.states)
     return Computed(
         rows, dict(zip(events, authorised, strict=True)), stored, states, before, after, create, history, found
@@ -243,18 +240,6 @@ def _create(rows: StoredRows, events: Iterable[ParsedEvent]) -> ParsedEvent | No
     named = [event for event in creates if event.event_id == rows.create_event_id]
     inside = [event for event in creates if not event.outlier]
     return next(iter([*(event for event in named if not event.outlier), *inside, *named, *creates]), None)
-
-
-def _cuts_of_before(rows: StoredRows, events: Sequence[ParsedEvent], history: RoomHistory) -> list[VisibilityRow]:
-    # Stored cuts of users who left before the oldest stored live event, and have not joined again, cannot be computed
-    # any more, so they are taken as right.
-    places = [event.stream_ordering for event in events if is_accepted(event) and event.stream_ordering is not None]
-    first = min((place for place in places if place > 0), default=0)
-    kept = [row for row in rows.ranges if row.kind == "cut" and row.last is None and row.first < first]
-    if history.current is None or not kept:
-        return []
-    state = history.states.state(history.current)
-    return [row for row in kept if membership(state, row.user_id or "") not in (None, "join")]
 
 
 # --- states that may have been given ----------------------------------------------------------------------------------

@@ -370,13 +370,10 @@ class _RoomWriter:
             rows.add("events_eventvisibility", room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        # -1: the last accepted event before the batch
-        if number >= 0:
-            return self._positions[self._changes.events[number].event_id]
-        before = self._changes.last_position
-        if before is None:
-            raise LookupError(f"{self._room.room_id}: a range goes on where nothing was")
-        return before
+        # -1: the last accepted live event before the batch, or 0, which is below all live events
+        return (
+            self._positions[self._changes.events[number].event_id] if number >= 0 else self._changes.last_position or 0
+        )
 
     def _room_row(self) -> None:
         changes, room = self._changes, self._room

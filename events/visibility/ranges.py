@@ -32,6 +32,8 @@ from events.visibility.rule import CALL_INVITE, HISTORY_VISIBILITIES, Rule, admi
 from events.visibility.viewer import HISTORY_VISIBILITY, SeenEvent, Viewer, history_visibility, rule_input
 from state.groups.deltas import GroupBuilder
 
+BEFORE_LIVE = -1
+"""Stands for the place before the first live event, where the ``cut`` of a user begins who had left by then."""
 OF_CURRENT_STATE = frozenset({"cut", "peekable"})
 """The kinds of ranges that follow only from the current state. Backfilled events have no such ranges."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
@@ -88,7 +90,7 @@ class StoredRanges:
     current: int | None = None
     setting: str | None = None
     """The history visibility after the last event, or None if there is no event yet."""
-    last: int = 0
+    last: int = BEFORE_LIVE
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = lambda _user_id: OpenRanges()
     invited: Callable[[], Collection[str]] = lambda: ()
@@ -273,6 +275,8 @@ class VisibilityRanges:
         if step.current == self._current:
             return {}
         changes = self._builder.changes_between(self._current, step.current)
+        # At the first live event nobody leaves but by this event. Others who are gone left before it, and do not see it.
+        absent_since = BEFORE_LIVE if self._current is None else step.index
         self._current = step.current
         new = [
             event_id for (event_type, _), (_, event_id) in changes.items() if event_type == "m.room.member" and event_id
@@ -288,11 +292,11 @@ class VisibilityRanges:
                 is_their_event = (
                     step.event.type == "m.room.member" and step.event.state_key == user_id and not step.event.backfilled
                 )
-                if (
-                    self._change_membership(user_id, memberships.get(event_id or ""), step, is_their_event)
-                    and is_their_event
-                    and was in _KINDS
-                ):
+                membership = memberships.get(event_id or "")
+                changed = self._change_membership(user_id, membership, step, is_their_event)
+                if changed and membership == "leave":
+                    self._open(user_id, "cut", step.index if is_their_event else absent_since)
+                if changed and is_their_event and was in _KINDS:
                     left[user_id] = str(was)
         return left
 
@@ -330,8 +334,6 @@ class VisibilityRanges:
             self._invited.add(user_id)
         if user.ranges.pop("cut", (0, False))[1]:
             self.uncut.append(user_id)
-        if membership == "leave":
-            self._open(user_id, "cut", step.index)
         return True
 
     # --- the event itself ---------------------------------------------------------------------------------------

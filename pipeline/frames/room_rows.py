@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from events.columns import EVENT_COLUMNS
 from events.history.rows import EVENTS_PER_CHUNK, EventPart, RoomHistory
+from events.visibility.ranges import BEFORE_LIVE
 from pipeline.frames.room_events import RoomEvents
 from pipeline.frames.schemas import ROOM_FRAMES
 
@@ -76,9 +77,9 @@ def _others(history: RoomHistory, given: _Positions) -> Iterator[tuple[str, Iter
             (
                 row.user_id,
                 row.kind,
-                row.first,
+                None if row.first == BEFORE_LIVE else row.first,
                 row.last,
-                given[row.first],
+                0 if row.first == BEFORE_LIVE else given[row.first],
                 None if row.last is None else given[row.last],
             )
             for row in history.visibility()

@@ -350,7 +350,9 @@ ROOM_FRAMES: Mapping[str, FrameSchema] = _of_rooms(
             "room_id": _ROOM_ID,
             "user_id": _text("null: room-wide", nullable=True),
             "kind": _text("reason for which the range shows or hides events"),
-            "first_number": _number("first event; null: not among the room's events", nullable=True),
+            "first_number": _number(
+                "first event; null: not among the room's events, or before all live events", nullable=True
+            ),
             "last_number": _number("last event; null: still open, or not among the room's events", nullable=True),
             "first": _number("position of the first event; null: the source gave none", nullable=True),
             "last": _number("position of the last event; null: still open, or the source gave none", nullable=True),

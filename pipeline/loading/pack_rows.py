@@ -316,12 +316,14 @@ _MADE = {
 def table_rows(frame: str, batch: pa.RecordBatch, writer: str, positions: Numbered, groups: Numbered) -> pa.RecordBatch:
     """Converts rows of a frame to rows of the database table for this frame."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
+    from pyarrow import compute  # noqa: PLC0415
 
     def column(kind: _Kind, name: str) -> pa.Array:
         match kind:
             case _Kind.GROUP | _Kind.POSITION:
                 numbered = groups if kind is _Kind.GROUP else positions
-                return numbered.ids(batch.column("room_id"), batch.column(name))
+                found = numbered.ids(batch.column("room_id"), batch.column(name))
+                return compute.fill_null(found, 0) if name == "first_number" else found  # 0: below all live events
             case _Kind.WRITER:
                 return pa.repeat(pa.scalar(writer, pa.string()), batch.num_rows)
             case _Kind.TEXTS:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from events.format.strict_json import decode_event
+from events.integrity.repair import check_room
 from pipeline import ROOM_FRAMES, differences, read_events, stored_rooms, work_out_rooms
 from pipeline.errors import RoomsKnown, SparkFailed
 from pipeline.frames import work_out_rooms as module
@@ -14,6 +16,7 @@ from tests.pipeline.frames import computed, stored
 from tests.pipeline.imports import SHIPPED, bare_room, content, run_import, write_lines
 from tests.pipeline.loads import run_load
 from tests.support.emptying import empty_tables
+from tests.support.made_rooms import BOB, public_room
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark")]
 
@@ -65,6 +68,31 @@ def test_gaps_given_positions_and_history_are_stored_as_an_import_stores_them(sp
     loaded = run_load(worked_out)
     assert {name: stored(name) for name in ROOM_FRAMES} == frames and content() == imported
     assert loaded.events == len(imported["events"]) and bool(frames["timeline_gaps"]) != as_history
+
+
+def test_who_left_before_the_first_live_event_is_cut_below_it(spark, tmp_path, rows):
+    made = public_room("11")
+    made.member(BOB, "join")
+    made.member(BOB, "leave")
+    old = len(made.events)
+    made.message()
+    path = write_lines(
+        tmp_path / "in",
+        *(
+            {"json": decode_event(event.json), "room_version": "11", "stream_ordering": n - old if n < old else n}
+            for n, event in enumerate(made.events)
+        ),
+    )
+    run_import(path)
+    assert rows("SELECT user_id, first, last FROM events_eventvisibility WHERE kind = 'cut'") == [(BOB, 0, None)]
+    report = check_room(made.room_id)
+    assert report.clean, report.differences
+    imported = content()
+    empty_tables()
+    worked_out = work_out_rooms(read_events(spark, [path]).events)
+    assert run_load(worked_out).events == len(made.events) and content() == imported
+    with stored_rooms(spark, dsn()) as read_back:
+        assert differences(worked_out, read_back).count() == 0
 
 
 def test_rooms_that_are_stored_are_refused_before_anything_is(spark, tmp_path, rows):

@@ -22,6 +22,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
+from events.visibility.ranges import BEFORE_LIVE
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
 from streams.holds.maintenance import changing_facts
@@ -110,7 +111,7 @@ def store_room(events: Sequence[ParsedEvent], first_position: int | None = None)
             room_id=room,
             user_id=row.user_id,
             kind=row.kind,
-            first=positions[row.first],
+            first=0 if row.first == BEFORE_LIVE else positions[row.first],
             last=None if row.last is None else positions[row.last],
         )
         for row in result.visibility
