@@ -82,7 +82,7 @@ class Delivery:
         session_lock: int | None = None,
     ) -> None:
         self.stored = stored
-        self._session_lock = session_lock  # of ``move_cursor``
+        self._session_lock = session_lock
         self._place = ""
         self._handled = self._parked = 0
         self._handler = handler
@@ -191,10 +191,8 @@ class Delivery:
             work()
             # The cursor moves last, to lock its row only briefly.
             with connections[self._using].cursor() as cursor:
-                way = (self.stored, token)
-                place = move_cursor(
-                    cursor, self._owner, self._handler.stream, way, counts, self._session_lock, self._place
-                )
+                way, hold = (self.stored, token), (self._session_lock, self._place)
+                place = move_cursor(cursor, self._owner, self._handler.stream, way, counts, hold)
 
         commit_once(self._handler, self._using, handle_and_move, committed)
 

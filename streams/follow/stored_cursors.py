@@ -153,17 +153,16 @@ def move_cursor(
     stream: str,
     way: tuple[VectorToken, VectorToken],
     counts: tuple[int, int] = (0, 0),
-    session_lock: int | None = None,
-    place: str = "",
+    hold: tuple[int | None, str] = (None, ""),
 ) -> str:
     """Moves the stored cursor of a reader on a stream. ``way`` is a pair of tokens (from, to).
 
-    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. ``session_lock`` is the
-    key of a lock of the session that looked, or None if the token is that of stored positions. Returns the row's place in its
-    table. ``place`` is the one that the last move returned, if its transaction was committed. Raises ``ReaderFenced`` if this
+    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. ``hold`` is a pair
+    (session lock, place): the key of a lock of the session that looked, or None if the token is that of stored positions, and
+    the row's place in its table that the last committed move returned. Returns the new place. Raises ``ReaderFenced`` if this
     process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``, or that session has ended.
     """
-    was, token = way
+    (was, token), (session_lock, place) = way, hold
     given = {
         "reader": owner.reader, "stream": stream, "lease": owner.lease, "base": token.base, "entries": _text(token.entries),
         "was_base": was.base, "was_entries": _text(was.entries), "handled": counts[0], "parked": counts[1],

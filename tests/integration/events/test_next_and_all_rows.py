@@ -27,7 +27,7 @@ from events.models import (
 )
 from events.operations.purge_history import purge_events
 from events.persist.room_cache import clear_caches
-from events.visibility.ranges import BEFORE_LIVE, in_order
+from events.visibility.ranges import BEFORE_LIVE
 from state.store import full_state
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
 from tests.support.effort import examples
@@ -95,10 +95,13 @@ def rows_of_tables(room_id):
                 "stream_ordering", "type", "state_key", "event_id", "prev_event_id"
             )
         ),
-        "ranges": [
-            (row.user_id, row.kind, at[row.first] if row.first else "", None if row.last is None else at[row.last])
-            for row in stored_ranges(room_id)
-        ],
+        "ranges": sorted(
+            (
+                (row.user_id, row.kind, at[row.first] if row.first else "", None if row.last is None else at[row.last])
+                for row in stored_ranges(room_id)
+            ),
+            key=str,
+        ),
     }
 
 
@@ -130,15 +133,18 @@ def rows_of_history(events):
         "gaps": sorted(ids[number] for number in result.timeline_gaps),
         "current": sorted(result.current_state),
         "deltas": sorted((ids[number], *rest) for number, *rest in result.state_deltas),
-        "ranges": [
+        "ranges": sorted(
             (
-                row.user_id,
-                row.kind,
-                "" if row.first == BEFORE_LIVE else ids[row.first],
-                None if row.last is None else ids[row.last],
-            )
-            for row in in_order(result.visibility)
-        ],
+                (
+                    row.user_id,
+                    row.kind,
+                    "" if row.first == BEFORE_LIVE else ids[row.first],
+                    None if row.last is None else ids[row.last],
+                )
+                for row in result.visibility
+            ),
+            key=str,
+        ),
     }
 
 
