@@ -175,8 +175,11 @@ def test_a_cursor_moves_only_while_the_session_that_looked_lives(session: Sessio
     def handle(chunk: Chunk) -> None:
         calls.append(names(chunk.rows))
         if len(calls) == 1:
-            end = "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name = %s"
-            assert session()(end, "replsite fetch late") == [(True,)]
+            end = (
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND application_name = 'replsite fetch late'"
+            )
+            assert session()(end) == [(True,)]
 
     Reader("late", [Handler("caches", "late", handle, begin=Begin.OLDEST)]).catch_up()
     assert calls == [["first"], ["first"]]
