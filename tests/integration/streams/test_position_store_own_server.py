@@ -160,7 +160,7 @@ def test_no_cursor_moves_through_a_pooler_to_what_a_crash_took_back(own: Own):
         handling = wait_until(through_pooler)
         cursor = handling.cursor()
         way = VectorToken(1), VectorToken(1)
-        move_cursor(cursor, Owner("r", 1, "host", 1), "orders", way, session_lock=key)
+        move_cursor(cursor, Owner("r", 1, "host", 1), "orders", way, hold=(key, ""))
         handling.commit()
         writer("BEGIN")
         writer.append(*["never"] * 100)
@@ -170,7 +170,7 @@ def test_no_cursor_moves_through_a_pooler_to_what_a_crash_took_back(own: Own):
         after = own.session()
         with pytest.raises(CursorMoved):
             move_cursor(
-                cursor, Owner("r", 1, "host", 1), "orders", (way[1], VectorToken(seen.position)), session_lock=key
+                cursor, Owner("r", 1, "host", 1), "orders", (way[1], VectorToken(seen.position)), hold=(key, "")
             )
         handling.rollback()
         assert after.one("SELECT base FROM streams_storedcursor") == 1
