@@ -27,7 +27,8 @@ def pages_of_updates(work: Callable[[], object]) -> list[int]:
     def explained(execute: Callable[..., Any], sql: str, *given: Any) -> Any:
         if sql.lstrip().startswith("UPDATE"):
             with connection.connection.cursor() as cursor:
-                cursor.execute(f"SAVEPOINT explained; EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *given[:1])
+                cursor.execute("SAVEPOINT explained")
+                cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *given[:1])
                 ((answer,),) = cursor.fetchall()
                 cursor.execute("ROLLBACK TO explained")
             plan = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
