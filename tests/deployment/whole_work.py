@@ -60,7 +60,7 @@ def main() -> None:
     other = a_room(f"!other{os.getpid()}:a.test")
     do("check_room", other.room_id)
     do("resync", "rooms", other.room_id)
-    do("rebuild_visibility", other.room_id, "--check")
+    do("resync", "visibility", other.room_id, "--dry-run")
     do("compress_state", other.room_id)
     do("censor", "--older-than", "0s")
     do("purge", "orphans")

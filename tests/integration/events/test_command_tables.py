@@ -8,7 +8,6 @@ import re
 import pytest
 from django.core.management import call_command
 
-from events.models import EventVisibility
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.stored_rooms import store_room
 
@@ -95,17 +94,3 @@ def test_visibility_is_explained_in_a_table(made):
     assert status == 1
     assert cells(text, made.create.event_id)[1:5] == ["yes", "yes", "no", "shared"]
     assert cells(text, "$nowhere")[-1] == "unknown"
-
-
-def test_ranges_are_checked_in_words(made):
-    store_room(made.events)
-    text, status = shown("rebuild_visibility", made.room_id, "--check")
-    assert status == 0 and text.startswith(f"{made.room_id}: as it should be, ")
-
-
-def test_ranges_that_are_wrong_and_rooms_that_are_not_there_are_said(made):
-    store_room(made.events)
-    EventVisibility.objects.all().delete()
-    text, status = shown("rebuild_visibility", made.room_id, "!nowhere:a.test", "--check")
-    assert status == 1
-    assert f"{made.room_id}: was not as it should be, 0 rows" in text and "!nowhere:a.test: unknown" in text

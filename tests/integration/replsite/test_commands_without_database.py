@@ -36,7 +36,6 @@ LINES = [
     "purge retention --yes",
     "purge room !a:b --yes",
     "purge stream caches --keep 7d",
-    "rebuild_visibility --all",
     "resolve_rooms",
     "resync positions",
     "resync rooms !a:b",

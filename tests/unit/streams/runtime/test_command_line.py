@@ -79,8 +79,6 @@ UNUSABLE = [
     "purge stream caches",
     "purge stream caches --keep some",
     "purge history !a:b",
-    "rebuild_visibility",
-    "rebuild_visibility !a:b --all",
     "restore",
     "resync reader",
     "room",
