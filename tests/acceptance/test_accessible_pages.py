@@ -130,9 +130,12 @@ def test_no_page_has_a_serious_finding_in_the_light_or_in_the_dark(page, first):
     assert {name: findings for name, findings in found.items() if findings} == {}
 
 
-def test_no_page_has_a_serious_finding_on_a_phone(page):
+@pytest.mark.parametrize(
+    "names", [("live", "a room"), pytest.param(("history", "dead letters", "rooms"), marks=pytest.mark.scenario)]
+)
+def test_no_page_has_a_serious_finding_on_a_phone(page, names):
     shown, found = page(viewport={"width": 390, "height": 844}), {}
-    for name in ("live", "history", "dead letters", "rooms", "a room"):
+    for name in names:
         open_page(shown, name)
         found[name] = serious_findings(shown)
         shown.evaluate(_DARK)
@@ -173,6 +176,7 @@ def test_keys_reach_the_tables_their_order_and_the_menu_of_a_row_and_commands_ar
     playwright_api.expect(shown).to_have_url(re.compile(r"/admin/actions/end/\?name=caches$"))
 
 
+@pytest.mark.scenario
 def test_who_listens_is_told_what_became_worse_and_not_every_figure(page):
     shown = page()
     # Viewers share a snapshot: the first one may be older than the scene, whose troubles are new then.

@@ -98,6 +98,7 @@ def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
     until(page, known[1])
 
 
+@pytest.mark.scenario
 @needs_npm
 def test_a_published_client_reads_a_stream_through_restarts(site, between, boss, new_page):
     """On this page, whose address and session it uses: by server-sent events, and by long polls."""

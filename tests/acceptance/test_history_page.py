@@ -81,6 +81,7 @@ def test_plots_are_drawn_with_words_below_and_a_single_point_can_be_seen(shown):
     keep(page, "history-light", full_page=True)
 
 
+@pytest.mark.scenario
 def test_the_pointer_shows_values_and_marks_as_text(shown):
     page = shown(viewport={"width": 1360, "height": 1000})
     plot = plot_of(page, "Lag in facts of mailer")
@@ -103,6 +104,7 @@ def test_the_pointer_shows_values_and_marks_as_text(shown):
     playwright_api.expect(tip).to_be_hidden()
 
 
+@pytest.mark.scenario
 def test_keys_move_along_the_line(shown):
     page = shown()
     plot = plot_of(page, "Lag in facts of mailer")

@@ -36,6 +36,7 @@ def job(transactional_db):
     )  # fmt: skip
 
 
+@pytest.mark.scenario
 def test_a_purge_is_tried_confirmed_and_cancelled_by_hand(job, boss, new_page, site, run_manage):
     page = new_page(viewport={"width": 1280, "height": 1000})
     log_in(page)

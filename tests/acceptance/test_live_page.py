@@ -68,6 +68,7 @@ def test_lost_link_greys_the_numbers_with_their_age_and_comes_back(live, site):
     playwright_api.expect(page.locator("#live.live-stale")).to_have_count(0)
 
 
+@pytest.mark.scenario
 def test_a_link_that_swallows_everything_is_given_up_and_tried_again(live):
     """A cable that is pulled ends no connection: nothing comes, and nobody says so."""
     page, swallowed = live(), []
@@ -86,6 +87,7 @@ def test_a_link_that_swallows_everything_is_given_up_and_tried_again(live):
     says(page, "#live-link", "Live")
 
 
+@pytest.mark.scenario
 def test_an_answer_that_is_none_is_said_and_asked_for_later_and_later(live):
     page, asked_at = live(), []
 
@@ -148,6 +150,7 @@ _HIDE = """(hidden) => {
 }"""
 
 
+@pytest.mark.scenario
 def test_hidden_tab_does_not_ask_and_asks_at_once_when_it_is_shown(live):
     hidden, shown = live(), live()
     asked = []

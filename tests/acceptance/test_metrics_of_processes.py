@@ -173,6 +173,7 @@ if sys.argv[2] == "fork" and os.fork() == 0:
 """
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize(("way", "waits"), [("plain", 5.0), ("fork", None)])
 def test_counts_of_commands_and_of_children_are_in_the_sums(serve, database_url, tmp_path, way, waits):
     env = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DATABASE_URL": database_url}

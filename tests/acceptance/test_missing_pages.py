@@ -53,6 +53,7 @@ def open_page(new_page, **options):
     return page
 
 
+@pytest.mark.scenario
 def test_what_is_missing_is_shown_and_a_reader_is_forgotten_from_the_menu(troubled, new_page):
     page = open_page(new_page, viewport={"width": 1360, "height": 1000})
     playwright_api.expect(page.locator("#live-health-word")).to_have_text("wrong")

@@ -166,6 +166,7 @@ def test_dead_letters_are_found_and_retried_by_the_process_of_their_reader(dead_
     assert sent == [7, 8]
 
 
+@pytest.mark.scenario
 def test_dead_letters_are_read_and_dropped(dead_letters, page, few_pages):
     shown = page()
     playwright_api.expect(health(shown)).to_have_text("look")
@@ -201,6 +202,7 @@ def test_chosen_dead_letters_are_dropped_together(dead_letters, page, few_pages)
     assert [one.token for one in ParkedFact.objects.all()] == [8]
 
 
+@pytest.mark.scenario
 def test_a_reader_is_replayed_from_a_time_after_a_preview(page):
     since = timezone.now() - timedelta(minutes=30)
     append(30)
@@ -433,6 +435,7 @@ def test_what_the_page_shows_is_in_its_address_and_shown_to_others(left_behind, 
     keep(other, "day-address")
 
 
+@pytest.mark.scenario
 def test_the_first_tab_leads_past_the_sidebar_and_times_are_local_on_hover(left_behind, page):
     shown = page(timezone_id="Asia/Tokyo", locale="en-GB")
     shown.goto("/admin/streams/storedcursor/")

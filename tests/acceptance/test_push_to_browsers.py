@@ -168,6 +168,7 @@ def count(page: Any, more: int) -> None:
     page.wait_for_function(f"document.querySelectorAll('#orders li').length >= {number}")
 
 
+@pytest.mark.scenario
 def test_a_page_misses_nothing_through_restarts_of_server_and_database(site, new_page):
     page = new_page()
     page.goto("/orders/")

@@ -111,6 +111,7 @@ def talk(room_id, messages):
     return made
 
 
+@pytest.mark.scenario
 def test_a_room_is_found_by_its_name_and_read_to_its_beginning(transactional_db, boss, new_page, site):
     made = talk("!lobby:a.test", 120)
     other = MadeRoom(room_id="!other:a.test")

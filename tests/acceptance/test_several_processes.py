@@ -145,6 +145,7 @@ def followed(output: Path) -> list[tuple[str, int]]:
     return [(row["instance"], row["token"]) for row in rows]
 
 
+@pytest.mark.scenario
 def test_every_follower_of_every_server_gets_every_fact_of_every_writer_once(servers, followers, start_manage):
     arguments = ["append", "caches", "--count", str(FACTS), "--batch", "3", "--threads", "2"]
     writers = [start_manage(*arguments, "--instance", f"web-{number}") for number in range(1, WRITERS + 1)]

@@ -111,6 +111,7 @@ def moved(site: Production, server: dict[str, Any], tmp_path: Path) -> Iterator[
         yield other
 
 
+@pytest.mark.scenario
 def test_a_site_that_was_moved_without_its_sequences_works_as_a_whole_after_a_repair(moved):
     """All of them: those of streams, and those that number the rows of tables."""
     found = moved.manage("check_streams", "--json", check=False)

@@ -88,6 +88,7 @@ def test_a_site_keeps_every_row_sequence_and_permission(database, before):
     assert asked(database, _ROWS, _LAST) == [rows, last]
 
 
+@pytest.mark.scenario
 def test_tables_of_an_update_equal_those_of_a_new_site(server, database):
     """From the version before and from nothing: the same columns, indexes, sequences and storage."""
     described = (

@@ -231,6 +231,7 @@ def test_requests_that_were_sent_ahead_are_all_answered_in_their_order(attacked)
     assert [int(part[:3]) for part in found.split(b"HTTP/1.1 ")[1:]] == [200, 200, 404, 200, 200] * 4
 
 
+@pytest.mark.scenario
 def test_who_takes_no_answer_holds_no_server_and_is_cut(attacked, others_are_answered):
     # One answer alone would wait in the kernel, and the connection would only seem to be idle.
     deaf = [attacked.connect(head(LARGE) * 50, takes=4096) for _ in range(20)]

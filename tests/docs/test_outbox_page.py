@@ -59,6 +59,7 @@ class Version(Shop):
         return Counter(self.python(INVOICES).split())
 
 
+@pytest.mark.scenario
 @pytest.mark.timeout(400)
 def test_each_change_is_handled_once(tmp_path: Path, database_url: str) -> None:
     from django.db import connection

@@ -31,7 +31,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory, server_url: str) -> Shop:
     return made
 
 
-@pytest.mark.parametrize("options", [[], ["--reverse"], ["--parallel", "2"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--reverse"], marks=pytest.mark.scenario), ["--parallel", "2"]], ids=" ".join
+)
 def test_djangos_runner(shop: Shop, options: list[str]) -> None:
     said = shop.run("manage.py", "test", "--noinput", *options)
     assert "Ran 8 tests" in said
@@ -41,7 +43,14 @@ def test_djangos_runner(shop: Shop, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["-n", "2"], ["--reuse-db"], ["--reuse-db", "-k", "test_commits or CommittedTest"]], ids=" ".join
+    "options",
+    [
+        [],
+        ["-n", "2"],
+        pytest.param(["--reuse-db"], marks=pytest.mark.scenario),
+        ["--reuse-db", "-k", "test_commits or CommittedTest"],
+    ],
+    ids=" ".join,
 )
 def test_pytest(shop: Shop, options: list[str]) -> None:
     said = shop.run("-m", "pytest", "-q", *options)

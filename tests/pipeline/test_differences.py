@@ -62,6 +62,7 @@ def of_rooms(frame):
     return found
 
 
+@pytest.mark.scenario
 def test_each_kind_of_damage_has_its_row(frames):
     rooms = {kind.__name__: made_room(number) for number, kind in enumerate(KINDS)}
     made_room("-well")

@@ -16,6 +16,7 @@ from tests.support.waiting import DEADLINE_SECONDS, wait_until
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.scenario
 def test_executors_with_everything_are_fit(spark):
     check_executors(spark, dsn(), 60.0)
 

@@ -104,6 +104,7 @@ def test_the_same_without_spark(step, clean, killed_import):
     assert Job.objects.count() == 1 and staging_tables() == []
 
 
+@pytest.mark.scenario
 def test_rooms_are_whole_after_a_kill_and_a_new_import_loses_and_doubles_nothing(clean, killed_import, rows):
     killed_import("middle")
     loaded = dict(rows("SELECT room_id, count(*) FROM events_event GROUP BY 1"))

@@ -32,6 +32,7 @@ def everything(rows):
     return content() | {sql: rows(sql) for sql in (SUMMARIES, LEDGER, DROPPED)}
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("paths", SHIPPED)
 def test_the_shipped_rooms_are_stored_as_an_import_stores_them(spark, rows, monkeypatch, paths):
     run_import(*paths)
@@ -144,7 +145,9 @@ def killed_before_commit(marker, *, always):
     return task
 
 
-@pytest.mark.parametrize("always", [False, True], ids=["once", "in each attempt"])
+@pytest.mark.parametrize(
+    "always", [False, pytest.param(True, marks=pytest.mark.scenario)], ids=["once", "in each attempt"]
+)
 def test_what_a_killed_worker_leaves_is_loaded_by_the_next_attempt_or_the_next_run(
     spark, tmp_path, monkeypatch, always
 ):

@@ -139,7 +139,7 @@ def tables(imported):
     return found
 
 
-@pytest.mark.parametrize("events_per_part", [50_000, 500])
+@pytest.mark.parametrize("events_per_part", [50_000, pytest.param(500, marks=pytest.mark.scenario)])
 def test_frames_of_all_rooms_are_the_tables(spark, imported, tables, events_per_part):
     with stored_rooms(spark, imported, events_per_part=events_per_part) as stored:
         for name, frame in stored.items():
@@ -223,6 +223,7 @@ def test_a_frame_without_its_snapshot_says_so(spark, imported):
         frame.collect()
 
 
+@pytest.mark.scenario
 def test_a_program_without_django_or_settings(imported, tmp_path):
     script = """
         import os, sys

@@ -32,6 +32,7 @@ def small(seconds: float, fault: str) -> Options:
     )  # fmt: skip
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_noticed(site: Site, tmp_path: Path, fault: str):
     report = Torture(site, small(120, fault), tmp_path).run()
@@ -39,6 +40,7 @@ def test_a_planted_fault_is_noticed(site: Site, tmp_path: Path, fault: str):
     assert rules & {"fact is missing", "position passed a fact before its commit"}, report
 
 
+@pytest.mark.scenario
 def test_without_the_fault_the_same_run_is_clean(site: Site, tmp_path: Path):
     report = Torture(site, small(5, ""), tmp_path).run()
     assert not report.violations, report

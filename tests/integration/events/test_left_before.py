@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from events.integrity.repair import check_room
+from events.integrity.repair import check_room, resync_room
 from events.maintenance.purge_batch import PurgeRequest
+from events.models import Event, EventVisibility
 from events.operations.purge_history import purge_events
 from events.persist.rebuild_visibility import rebuild_visibility, recomputed_ranges
 from tests.integration.events.test_visible_sql import by_join, by_view
@@ -58,3 +59,15 @@ def test_an_import_of_backfilled_history(made):
     store_room(made.events)
     assert_unseen(made, first)
     assert made.events[-3].event_id in by_join(BOB, [made.room_id])
+
+
+def test_a_cut_that_was_stored_at_the_first_live_event_is_found_and_mended(made):
+    """As it was stored before the cut of such users was put below all live events."""
+    persist([incoming(event, backfilled=True) for event in made.events])
+    first = made.message()
+    persist([incoming(first)])
+    position = Event.objects.get(event_id=first.event_id).stream_ordering
+    EventVisibility.objects.filter(room_id=made.room_id, user_id=BOB, kind="cut").update(first=position)
+    assert first.event_id in by_join(BOB, [made.room_id])
+    assert resync_room(made.room_id, "visibility").before.of("visibility") > 0
+    assert_unseen(made, first)

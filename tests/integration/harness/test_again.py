@@ -61,7 +61,15 @@ def test_a_failure_with_processes_that_passes_alone_is_named_with_its_text(tmp_p
     assert done.stdout.count("it raced with another") >= 2, "where it failed, and in the verdict"
 
 
-@pytest.mark.parametrize("fails", [{"without": True}, {"data": True}, {"once": True, "data": True}, {"always": True}])
+@pytest.mark.parametrize(
+    "fails",
+    [
+        {"without": True},
+        {"data": True},
+        pytest.param({"once": True, "data": True}, marks=pytest.mark.scenario),
+        pytest.param({"always": True}, marks=pytest.mark.scenario),
+    ],
+)
 def test_what_could_hide_a_defect_stays_a_failure(tmp_path, fails):
     done = run(tmp_path, **fails)
     assert done.returncode == 1, done.stdout

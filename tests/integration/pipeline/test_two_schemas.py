@@ -60,6 +60,7 @@ def sites(database_url, run_manage) -> Iterator[list[Site]]:
                 cursor.execute(f'DROP SCHEMA IF EXISTS "{site.schema}" CASCADE')
 
 
+@pytest.mark.scenario
 def test_both_are_busy_and_followers_of_each_get_all_of_its_facts_and_no_other(sites, start_manage):
     """One of them is further by far, so each position of it would have the other's followers pass over facts."""
     clients: list[WireClient] = []

@@ -209,6 +209,7 @@ def test_scrapes_at_once_share_one_rendering(start_site):
     assert crowd < 10 * alone + 0.5, "two hundred at once cost no more than one after another"
 
 
+@pytest.mark.scenario
 def test_a_port_of_metrics_is_answered_whatever_its_clients_do(start_site, free_port):
     """Each client had a thread of its own, for ever: 800 half-sent requests were 800 threads, and scrapes got no answer."""
     site = start_site(REPLSITE_METRICS_PORTS=str(free_port))
@@ -343,6 +344,7 @@ class Flood:
                 rest = rest[max(whole, 0) :]
 
 
+@pytest.mark.scenario
 def test_fifty_writers_append_while_a_client_floods_with_replicate(start_site, database_url):
     """An answer has a line for each writer of a stream: with fifty writers `/health/live` took nine seconds."""
     names, turns = [f"w-{number:02}" for number in range(50)], 3

@@ -164,6 +164,7 @@ def test_workers_of_gunicorn_write_side_by_side_after_a_fork(project):
     assert int(count) > len(said) and at_end == "True"
 
 
+@pytest.mark.scenario
 def test_a_reloading_server_goes_on_writing(project):
     port = free_port()
     server = project.start("runserver", f"127.0.0.1:{port}")

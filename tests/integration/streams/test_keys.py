@@ -190,8 +190,8 @@ from shop.models import Entry
 from streams import VersionConflict
 
 chance, won, lost = random.Random(int(sys.argv[1])), 0, 0
-while won < 75:
-    key = str(chance.randrange(100))
+while won < 30:
+    key = str(chance.randrange(40))
     newest = Entry.stream.read(key=key, newest=True, limit=1).facts
     number, expected = (newest[0].number, newest[0].token) if newest else (0, 0)
     try:
@@ -251,6 +251,6 @@ def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
         cursor.execute("SELECT account, array_agg(number ORDER BY stream_id) FROM keys.shop_entry GROUP BY 1")
         found = dict(cursor.fetchall())
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in found.values())
-    assert sum(map(len, found.values())) == 8 * 75
-    assert len(found) > 90
+    assert sum(map(len, found.values())) == 8 * 30
+    assert len(found) > 36
     assert sum(map(int, lost)) > 0

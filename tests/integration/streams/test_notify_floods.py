@@ -90,6 +90,7 @@ class Facts:
             assert self._others["reads"].ask("wait", token, "a") == str(self._number)
 
 
+@pytest.mark.scenario
 def test_a_flood_of_notifications_takes_little_memory_and_facts_arrive(others, start_manage):
     server = start_manage("runreplication", "--bind", "127.0.0.1:0")
     port = ready_ports(server)["replication"]
