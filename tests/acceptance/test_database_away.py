@@ -112,6 +112,7 @@ def test_everything_says_that_the_database_went_and_is_well_when_it_is_back(site
 class TestInTheBrowser:
     pytestmark = BROWSER
 
+    @pytest.mark.scenario
     def test_an_open_page_says_so_and_goes_on_by_itself(self, site, between, boss, new_page):
         page = new_page()
         log_in(page)

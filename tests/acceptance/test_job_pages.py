@@ -86,6 +86,7 @@ def test_the_form_of_a_job_says_what_it_is_for_and_its_fields_are_seen(boss, new
         keep(page, f"job-form-{'phone' if options is PHONE else 'wide'}", full_page=True)
 
 
+@pytest.mark.scenario
 def test_the_figures_of_a_job_can_be_read_on_a_phone_in_the_dark(job, boss, new_page, site):
     page = new_page(**PHONE)
     log_in(page)

@@ -449,6 +449,7 @@ def test_the_first_tab_leads_past_the_sidebar_and_times_are_local_on_hover(left_
     playwright_api.expect(moment).to_have_attribute("title", re.compile("UTC\n.*(GMT\\+9|JST)"))
 
 
+@pytest.mark.scenario
 def test_a_page_that_is_refused_or_missing_is_ours(page, django_user_model):
     django_user_model.objects.create_user("mate", password="correct horse battery", is_staff=True)
     shown = page()

@@ -236,6 +236,7 @@ def recovery(wal: Path, target: str) -> str:
     return text
 
 
+@pytest.mark.scenario
 def test_a_recovery_to_a_moment_lacks_what_came_later_and_refuses_its_tokens(folder):
     append(3)
     with session() as cursor:

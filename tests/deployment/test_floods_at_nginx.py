@@ -110,6 +110,7 @@ def others_are_answered(attacked) -> Iterator[None]:
 # --- requests that do not come --------------------------------------------------------------------------------------
 
 
+@pytest.mark.scenario
 def test_half_a_request_keeps_nobody_out_and_costs_the_servers_nothing(attacked, others_are_answered):
     half = [attacked.connect(head()[:-2], address=f"127.0.{n}.1") for n in range(150)]
     assert [attacked.status() for _ in range(5)] == [200] * 5

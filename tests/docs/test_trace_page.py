@@ -122,6 +122,7 @@ def test_a_handlers_span_links_to_the_spans_of_its_facts(shop: Shop) -> None:
     assert not of
 
 
+@pytest.mark.scenario
 def test_without_spans_or_the_package_facts_are_handled_all_the_same(shop: Shop) -> None:
     assert said(shop, WITHOUT, "list()") == ["", []]
     assert said(shop, f"import sys; sys.modules['opentelemetry'] = None{WITHOUT}", "list()") == ["", []]

@@ -125,6 +125,7 @@ def as_row(found):
     return found.subject, found.table, found.key, found.column, *values, found.mendable
 
 
+@pytest.mark.scenario
 def test_rows_that_mean_the_same_are_differences_and_no_damage(frames):
     """A state group that no event has, a range in two pieces, and a change of the current state that is there twice."""
     room_id = made_room(0)

@@ -448,6 +448,7 @@ def test_it_follows_over_lost_connections(synapse, wire, master, start_manage, r
     assert_like_a_clean_import(synapse)
 
 
+@pytest.mark.scenario
 def test_several_writers_over_redis(synapse, tmp_path, start_manage, rows):
     with redis_server(tmp_path, free_port()) as server, closing(RedisWire(server.port)) as wire:
         writers = [Writer(synapse, name, wire) for name in ("persister1", "persister2")]

@@ -42,6 +42,7 @@ def recomputed(room_id):
     return events, room_history(events)
 
 
+@pytest.mark.scenario
 def test_exactly_the_asked_number_of_events_is_there_each_with_its_own_id(loaded):
     assert Event.objects.count() == 24
     assert len(loaded) == 2

@@ -85,6 +85,7 @@ def test_both_are_busy_and_followers_of_each_get_all_of_its_facts_and_no_other(s
             client.socket.close()
 
 
+@pytest.mark.scenario
 def test_lines_that_servers_relay_stay_in_their_site(sites, start_manage):
     ports = [start_replication(start_manage, **site.environment) for site in sites for _ in range(2)]
     clients = [positioned(port) for port in ports]

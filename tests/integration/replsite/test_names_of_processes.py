@@ -181,6 +181,7 @@ def test_a_reloading_server_goes_on_writing(project):
         server.wait(DEADLINE_SECONDS)
 
 
+@pytest.mark.scenario
 def test_the_router_decides_where_streams_are_and_the_command_shows_another_database(tmp_path, database_url):
     """``default`` is SQLite here; ``copy`` has the engine's tables as well."""
     (tmp_path / "work.py").write_text(WORK)

@@ -142,6 +142,7 @@ def test_many_that_need_it_at_once_make_and_start_one(empty):
     assert empty.query("SELECT current_setting('server_encoding'), current_setting('fsync')") == [("UTF8", "off")]
 
 
+@pytest.mark.scenario
 def test_it_goes_on_when_who_started_it_has_ended_until_it_is_stopped(server):
     server.user().communicate()
     assert server.running().ready and not server.started_here()

@@ -61,7 +61,7 @@ def test_step_forward_reaches_the_value_and_never_goes_back():
     assert value() == reached
 
 
-@pytest.mark.parametrize("steps_limit", [1_000_000, 0], ids=["step", "jump"])
+@pytest.mark.parametrize("steps_limit", [pytest.param(1_000_000, marks=pytest.mark.scenario), 0], ids=["step", "jump"])
 def test_no_id_is_given_out_twice_beside_others(monkeypatch, steps_limit):
     monkeypatch.setattr(sequences, "STEPS_LIMIT", steps_limit)
     taken: list[int] = []
@@ -87,6 +87,7 @@ def test_long_jump_that_open_transactions_keep_out_is_named(monkeypatch):
             sequences.move_forward(cursor, NAME, 10**13)
 
 
+@pytest.mark.scenario
 def test_check_beside_writers_finds_no_fault():
     stop = threading.Event()
 

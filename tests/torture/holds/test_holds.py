@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.no_rerun, pytest.mark.timeout(300)]
 
 
 #: Moments with the gate's seed, half a minute with one of chance.
-SECONDS = 30 if "REPLSITE_TEST_SEED" in os.environ else 6
+SECONDS = 30 if "REPLSITE_TEST_SEED" in os.environ else 5
 
 
 @pytest.fixture(scope="module")
