@@ -91,7 +91,11 @@ def _database() -> Part:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if settings.DATABASES[alias]["ENGINE"] == EMBEDDED:
             return _embedded_away(error, reason)
-        return Part("database", False, f"It cannot be used ({reason}). Start the server, or correct DATABASE_URL.")
+        return Part(
+            "database",
+            False,
+            f"It cannot be used ({reason}). Start the server, or correct DATABASES (or DATABASE_URL).",
+        )
 
 
 def _embedded_away(error: Error, reason: str) -> Part:

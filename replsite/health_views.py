@@ -22,7 +22,7 @@ from replsite.http.deadline import Deadline, NoAnswer
 
 #: The public sentence for a part that is not well.
 _WORDS = {
-    "database": "It cannot be used, or does not answer. Start the server, or correct DATABASE_URL.",
+    "database": "It cannot be used, or does not answer. Start the server, or correct DATABASES (or DATABASE_URL).",
     "migrations": "Some are not applied. Run: manage.py migrate.",
     "positions": "They cannot be read. See manage.py check_streams.",
     "notifications": "Their queue is filling; when it is full, nothing is announced. End the session that keeps it.",

@@ -72,7 +72,8 @@ _POSITIONS_HASH = 8
 _POSITIONS_OF_READERS = (
     "SELECT jsonb_hash_extended(positions, 0), positions::text FROM streams_reader WHERE key = ANY(%s)"
 )
-#: Selects stored cursors. Each has figures of its dead letters: their number, the time of the first, the error of the last.
+#: Selects stored cursors. Each has figures of its dead letters: their number, the time of the first, the error of the last
+#: that was tried. Facts with no attempt wait behind it.
 _CURSORS = f"""
 SELECT c.reader, c.stream, c.base, c.entries::text, c.host, c.process_id, c.seen_at, c.moved_at, c.ended_at, c.error,
        coalesce(parked.facts, 0), parked.since, coalesce(last.error, ''),
@@ -84,7 +85,10 @@ LEFT JOIN LATERAL (
         ORDER BY p.token LIMIT {MOST_PARKED + 1}) AS few
 ) AS parked ON true
 LEFT JOIN LATERAL (
-    SELECT error FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream ORDER BY p.token DESC LIMIT 1
+    SELECT error FROM (
+        SELECT error, token, attempts FROM streams_parkedfact p WHERE p.reader = c.reader AND p.stream = c.stream
+        ORDER BY p.token DESC LIMIT {MOST_PARKED}) AS newest
+    ORDER BY attempts = 0, token DESC LIMIT 1
 ) AS last ON true
 ORDER BY c.error = '', c.reader, c.stream LIMIT {MOST_READERS}
 """

@@ -83,6 +83,7 @@ def async_view(
 
     for alias in connections:  # a transaction would stay open for as long as the page, so Django refuses async views
         transaction.non_atomic_requests(using=alias)(view)
+    view.csrf_exempt = True  # type: ignore[attr-defined]  # it only reads: another method gets 405, and not a page about cookies
     return view
 
 

@@ -37,7 +37,9 @@ def about_missing_database(text: str) -> str:
         return ""
     if settings.DATABASES.get(stream_settings().database, {}).get("ENGINE") == _EMBEDDED:
         return "It was not made yet: run manage.py migrate."
-    return f'Make it (CREATE DATABASE "{found[1]}"), or correct DATABASE_URL; then run manage.py migrate.'
+    return (
+        f'Make it (CREATE DATABASE "{found[1]}"), or correct DATABASES (or DATABASE_URL); then run manage.py migrate.'
+    )
 
 
 def about_missing_relation(text: str) -> str:

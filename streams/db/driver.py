@@ -182,7 +182,7 @@ def explain(error: BaseException) -> str:
             return f"{text.rstrip('.?')}. {cure}"
         if still_works(error):
             return f"The database cannot be used: {text}"  # it answers: a full disk, a lock that timed out
-        return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
+        return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASES (or DATABASE_URL)."
     return text
 
 

@@ -10,9 +10,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from django.db import connections
+
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import BadHandler, ReaderFenced
+from streams.db import driver, testcase
+from streams.errors import BadHandler, InTransaction, ReaderFenced
 from streams.follow.asked_retries import AskedRetries
 from streams.follow.handlers import Begin, Handler, handlers_of
 from streams.follow.lease import ReaderLock
@@ -29,7 +31,8 @@ log = get_logger(__name__)
 class Reader:
     """A named reader. Each object can be run once.
 
-    If ``handlers`` is None, uses the handlers that were declared for the reader's name.
+    If ``handlers`` is None, uses the handlers that were declared for the reader's name. Raises ``InTransaction`` inside of
+    a ``TestCase``.
     """
 
     def __init__(self, name: str, handlers: Sequence[Handler] | None = None) -> None:
@@ -40,6 +43,11 @@ class Reader:
         self._using = self._one_database({handler.streams_database for handler in self._handlers}, "read streams of")
         effects = {handler.effects_database for handler in self._handlers}
         self._effects_using = self._one_database(effects, "have their effects in")
+        if testcase.is_in_test(connections[self._using]):
+            raise InTransaction(
+                f"Reader {name!r} would get nothing that this TestCase appends: nothing is committed in it, and a reader has "
+                f'connections of its own. Use testing.handled("{name}"), or TransactionTestCase.'
+            )
         #: Whether other processes may run the reader, too.
         self._shared = any(handler.by for handler in self._handlers)
         if self._shared and not all(handler.by for handler in self._handlers):

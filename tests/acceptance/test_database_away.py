@@ -45,7 +45,7 @@ def test_probes_and_metrics_answer_and_say_what_to_do(ask):
     for path in ("/health/ready", "/health"):
         status, body = ask(path)
         assert status == 503
-        assert "Start the server, or correct DATABASE_URL." in json.loads(body)["sentence"]
+        assert "Start the server, or correct DATABASES (or DATABASE_URL)." in json.loads(body)["sentence"]
     status, body = ask("/metrics")
     assert status == 200
     assert "replsite_snapshot_up 0.0" in body
@@ -91,7 +91,7 @@ def test_everything_says_that_the_database_went_and_is_well_when_it_is_back(site
     take_away(between)
     for path in ("/health/ready", "/health"):
         status, body = get(site, path)
-        assert (status, "Start the server, or correct DATABASE_URL." in body) == (503, True), path
+        assert (status, "Start the server, or correct DATABASES (or DATABASE_URL)." in body) == (503, True), path
     assert get(site, "/health/live")[0] == 200
     wait_until(lambda: "replsite_snapshot_up 0.0" in get(site, "/metrics")[1])  # a snapshot is shared for a second
     cookie = {"Cookie": "sessionid=" + "a" * 32}

@@ -19,7 +19,13 @@ from django.db.utils import OperationalError
 
 from replsite.conf import site_settings
 from replsite.postgres.errors import EmbeddedPostgresError
-from replsite.postgres.server import EmbeddedServer, find_programs
+
+try:
+    from replsite.postgres.server import EmbeddedServer, find_programs
+except ModuleNotFoundError as missing:  # Django would hide it behind the names of its own backends
+    raise ImproperlyConfigured(
+        f"The embedded PostgreSQL (replsite.postgres.backend) needs an extra: pip install 'replsite[embedded]' ({missing})."
+    ) from missing
 
 if "django_prometheus" in settings.INSTALLED_APPS:
     from django_prometheus.db.backends.postgresql.base import DatabaseWrapper as PostgresWrapper

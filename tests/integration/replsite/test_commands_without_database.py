@@ -91,4 +91,4 @@ def test_a_database_that_is_away_is_one_line_with_what_to_do(ended: dict[str, En
     status, out, err = ended[line]
     assert (status, out) == (1, "")
     [said] = err.splitlines()
-    assert "Start it, or correct DATABASE_URL." in said and "Traceback" not in said
+    assert "Start it, or correct DATABASES (or DATABASE_URL)." in said and "Traceback" not in said

@@ -165,7 +165,7 @@ def test_database_away_is_one_part_with_the_cure(monkeypatch, settings):
     assert [(part.name, part.well) for part in report.parts] == [("database", False), ("disk", True)]
     assert (
         report.sentence
-        == "database: It cannot be used (connection refused). Start the server, or correct DATABASE_URL."
+        == "database: It cannot be used (connection refused). Start the server, or correct DATABASES (or DATABASE_URL)."
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
+from django.db.utils import load_backend
 
 from replsite.postgres.backend.base import DatabaseWrapper, embedded_server
 from replsite.postgres.errors import StartFailed
@@ -178,3 +179,12 @@ def test_without_a_folder_the_error_says_what_to_set(settings):
     del settings.REPLSITE_DATA_DIR
     with pytest.raises(ImproperlyConfigured, match="Set, for instance: REPLSITE_DATA_DIR"):
         embedded_server()
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch):
+    """Django would say that the backend is not available, and name its own ones."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    for module in ("replsite.postgres.server", "replsite.postgres.backend.base"):
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ImproperlyConfigured, match=r"pip install 'replsite\[embedded\]'"):
+        load_backend("replsite.postgres.backend")

@@ -20,6 +20,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.base import BaseHandler
 from django.db import connection, connections
+from django.middleware.csrf import CsrfViewMiddleware
 from django.test import AsyncRequestFactory, RequestFactory, override_settings
 
 from streams import epochs, stream_consumer, stream_view
@@ -133,7 +134,9 @@ async def test_under_wsgi_the_view_says_what_to_do():
 
 
 async def test_only_get_and_only_who_may():
-    assert (await view()(AsyncRequestFactory().post("/"))).status_code == 405
+    post = AsyncRequestFactory().post("/")
+    assert CsrfViewMiddleware(view()).process_view(post, view(), (), {}) is None
+    assert (await view()(post)).status_code == 405
 
     async def nobody(request):
         return False

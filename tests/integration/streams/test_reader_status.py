@@ -26,8 +26,8 @@ from streams.follow import (
     resync_reader,
 )
 from streams.maintenance.trim import Keep, TrimRequest, trim
+from streams.models import ParkedFact, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
-from streams.models import StoredCursor, StreamPosition
 from streams.reading.reader_table import forget_readers
 from streams.testing import forget_writers
 from tests.support.effects import Running, effects_table, running, take
@@ -236,6 +236,17 @@ def test_parked_facts_are_told_until_they_are_retried_or_dropped():
     assert shown["replsite_reader_parked_facts"] == [3]
     drop_parked("r")
     assert read_snapshot().health.word == HealthWord.WELL
+
+
+def test_facts_that_wait_behind_a_parked_one_do_not_hide_its_error():
+    append(3)
+    run(handler(refuse, on_failure=OnFailure.PARK))
+    ParkedFact.objects.filter(token__gt=ParkedFact.objects.earliest("token").token).update(
+        attempts=0, error="It waits."
+    )
+    sentence = reader().status.sentence
+    assert "cannot reach" in sentence
+    assert "It waits." not in sentence
 
 
 @pytest.mark.parametrize(("view", "word"), [(View.LINEAR, "waiting"), (View.WRITER, "current")])

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.management import CommandError, call_command
 from django.core.management.color import no_style
 from django.db import IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
@@ -14,8 +15,8 @@ from django.test.utils import CaptureQueriesContext
 from streams import registry, testing
 from streams.catalog.models import CacheInvalidation
 from streams.errors import InTransaction, UnknownReader, WaitTimedOut
+from streams.follow import Reader, handles
 from streams.follow import handlers as declared
-from streams.follow import handles
 from streams.reading import watcher
 from tests.support.waiting import DEADLINE_SECONDS
 from tests.support.writing import append, fact, stream
@@ -139,6 +140,12 @@ class TestOpen:
         with testing.handled("mailer"), transaction.atomic():
             number = append()[0]
         assert [number] == SEEN
+
+    def test_a_reader_would_see_nothing_and_says_so(self):
+        with pytest.raises(InTransaction, match=r'testing\.handled\("mailer"\)'):
+            Reader("mailer").catch_up()
+        with pytest.raises(CommandError, match=r'testing\.handled\("mailer"\)'):
+            call_command("runhandlers", "mailer", "--once")
 
     def test_unknown_reader(self):
         with pytest.raises(UnknownReader, match="nobody"):
