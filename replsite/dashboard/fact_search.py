@@ -117,7 +117,12 @@ def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> F
             some: set[int] = set()
             floor = 0
             for table in stream.declaration.tables:  # each at most as far down as the one before
-                values: dict[str, Any] = {"after": max(floor - 1, 0), "upto": left, "patterns": patterns, "rows": ROWS_AT_ONCE}
+                values: dict[str, Any] = {
+                    "after": max(floor - 1, 0),
+                    "upto": left,
+                    "patterns": patterns,
+                    "rows": ROWS_AT_ONCE,
+                }
                 cursor.execute(_content_sql(stream, table), values)
                 found, lowest, rows = cursor.fetchone()
                 some.update(found or ())
