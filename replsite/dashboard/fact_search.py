@@ -29,7 +29,7 @@ from streams.stream_object import Stream
 
 FACTS_PER_PAGE = 50
 #: A search for a content begins no further statement after this time. A statement reads so many rows of each table.
-SEARCH_SECONDS = 0.15
+SEARCH_SECONDS = 0.1
 ROWS_AT_ONCE = 4_000
 NAMES = ("id", "until", "key", "text")
 _MOST_CHARACTERS = 300
