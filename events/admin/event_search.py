@@ -143,7 +143,7 @@ def newest_in_room(events: QuerySet[Event], room_id: str) -> QuerySet[Event]:
 
 def _examine(query: _Query, given: Mapping[str, str]) -> dict[str, Any]:
     # the newest first, until the page is full or ``EVENTS_EXAMINED`` are examined
-    events = Event.objects.using(query.using).order_by("-stream_ordering")
+    events: QuerySet[Event] = Event.objects.using(query.using).order_by("-stream_ordering")
     if query.room:
         events = newest_in_room(events, query.room)
     below = query.below
