@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db.models import Count, QuerySet
 
+from events.admin.event_search import newest_in_room
 from events.admin.links import EventLink, event_links, link_of, page_number
 from events.admin.room_names import HEALTH, health_words, room_names
 from events.admin.room_timeline import room_timeline
@@ -148,7 +149,7 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
 
 def _last_events(room_id: str, extremities: set[str], using: str) -> list[LastEvent]:
     # By arrival, not by depth: otherwise a sender could push events out of the list by claiming a large depth.
-    events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
+    events = list(newest_in_room(Event.objects.using(using), room_id)[:_LAST_EVENTS])
     edges: dict[str, list[str]] = {event.event_id: [] for event in events}
     rows = EventEdge.objects.using(using).filter(event_id__in=edges).order_by("event_id", "prev_event_id")
     for event_id, prev in rows.values_list("event_id", "prev_event_id")[:_MOST_EDGES]:

@@ -25,7 +25,7 @@ from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, st
 from events.format.strict_json import decode_event, decode_plain
 from events.models import Event, Room
 from events.persist.counters import count_stored
-from events.persist.lock_and_read import RoomReading, lock_and_read
+from events.persist.lock_and_read import RoomFacts, RoomReading, lock_and_read
 from events.persist.next_rows import Accepted, RoomChanges, next_rows
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
@@ -573,7 +573,7 @@ def _prevs_have_states(event: ParsedEvent, reading: RoomReading) -> bool:
     return bool(below) and all(stored is not None and stored.state_group is not None for stored in below)
 
 
-def _room_mismatch(event: ParsedEvent, room: Room | None) -> EventRefused | None:
+def _room_mismatch(event: ParsedEvent, room: RoomFacts | None) -> EventRefused | None:
     if room is None:
         return EventRefused(Reason.UNKNOWN_ROOM, f"no room {event.room_id} is stored: begin with its create event")
     if room.room_version != event.room_version:

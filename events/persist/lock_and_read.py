@@ -12,16 +12,25 @@ import orjson
 from django.db import connections
 
 from events.format.parsing import ParsedEvent
-from events.models import Room
 from events.room.state_assignment import is_create
 from events.room.verification import proves_version
 from events.rows import BY_INDEX, CORRECT_VERSIONS, LOCK_ROOMS, MAKE_ROOMS, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
-_ROOM_COLUMNS = (
-    "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
-    "content_generation",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class RoomFacts:
+    """The columns of a room's row that the processing of a batch needs."""
+
+    room_id: str
+    room_version: str
+    creator: str | None
+    create_event_id: str | None
+    current_state_unresolved: bool
+    visibility_unresolved: bool
+    content_generation: int
+
+
 _READ = f"""
 WITH leaf AS MATERIALIZED (
     SELECT room_id, event_id FROM events_forwardextremity WHERE room_id = ANY(%(rooms)s::text[])
@@ -41,7 +50,7 @@ WITH leaf AS MATERIALIZED (
     WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
 )
 SELECT json_build_array(
-    (SELECT json_agg(json_build_array({", ".join(_ROOM_COLUMNS)})) FROM events_room
+    (SELECT json_agg(json_build_array({", ".join(RoomFacts.__slots__)})) FROM events_room
      WHERE room_id = ANY(%(rooms)s::text[])),
     (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
     (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
@@ -98,7 +107,7 @@ class RoomReading:
     groups after prev events, forward extremities and latest events.
     """
 
-    rooms: dict[str, Room] = field(default_factory=dict)
+    rooms: dict[str, RoomFacts] = field(default_factory=dict)
     extremities: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Room -> (its latest accepted live event, the position of that event)."""
@@ -161,7 +170,7 @@ def _reading(text: str, batch_ids: set[str], queried: set[str]) -> RoomReading:
     rooms, extremities, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
     found = RoomReading(batch_ids=frozenset(batch_ids), gaps=frozenset(gaps), queried=queried)
     for values in rooms:
-        found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
+        found.rooms[values[0]] = RoomFacts(*values)
     for room_id, event_id in extremities:
         found.extremities.setdefault(room_id, []).append(event_id)
     found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}

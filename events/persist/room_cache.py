@@ -19,9 +19,9 @@ from django.db import connections
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
-from events.models import CurrentState, Room
+from events.models import CurrentState
 from events.persist.closing_cycles import closing_a_cycle
-from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
+from events.persist.lock_and_read import EventFacts, GroupFacts, RoomFacts, RoomReading
 from events.persist.naming_sql import NAMING_PER_EVENT
 from events.persist.state_cache import StateCache
 from events.room.extremities import ForwardExtremities
@@ -298,7 +298,7 @@ class StoredRoom:
     maps the number of a stored group to its ID. A group is *adopted* when it was read and has a number.
     """
 
-    room: Room
+    room: RoomFacts
     using: str
     reading: RoomReading
     events: StoredEvents = field(init=False)

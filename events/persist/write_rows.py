@@ -15,6 +15,7 @@ from typing import Any
 
 from django.db import connections
 from django.db.models import Model
+from django.db.models.base import ModelState
 
 from events.columns import EVENT_COLUMNS, event_row
 from events.declarations import BACKFILL, EVENTS
@@ -36,6 +37,8 @@ from streams.writing.append import append_facts
 from streams.writing.insert import insert_statements
 from streams.writing.name import writer_name
 from streams.writing.reservation import reserve_ids
+
+_FACT_ATTRIBUTES = ("stream_ordering", *EVENT_COLUMNS)
 
 
 @dataclass(slots=True)
@@ -163,21 +166,17 @@ def _reserve_groups(groups: Sequence[_Groups], using: str) -> None:
 
 
 @cache
-def _of_event() -> tuple[list[Any], list[int]]:
-    # (default of each field, places among the fields of position and ``EVENT_COLUMNS``)
-    fields = Event._meta.concrete_fields
-    places = {field.attname: place for place, field in enumerate(fields)}
-    return [f.get_default() for f in fields], [places[name] for name in ("stream_ordering", *EVENT_COLUMNS)]
+def _of_event() -> dict[str, Any]:
+    # attribute -> default, of the fields that are neither the position nor in ``EVENT_COLUMNS``
+    return {f.attname: f.get_default() for f in Event._meta.concrete_fields if f.attname not in _FACT_ATTRIBUTES}
 
 
 def _fact(position: int | None, row: Sequence[object]) -> Event:
-    # Positional values take Django half the time of keyword arguments.
-    defaults, places = _of_event()
-    values = defaults.copy()
-    for place, value in zip(places, (position, *row), strict=True):
-        values[place] = value
-    make: Any = Event  # the type checker accepts keyword arguments only
-    event: Event = make(*values)
+    # As ``Event(…)`` makes it, which takes six times as long: it sends signals and sets each attribute by itself.
+    event = Event.__new__(Event)
+    event.__dict__.update(
+        _of_event(), _state=ModelState(), **dict(zip(_FACT_ATTRIBUTES, (position, *row), strict=True))
+    )
     return event
 
 

@@ -1,8 +1,8 @@
 """Searches the facts of a stream by ID, time, key or content, the newest first.
 
 IDs and keys have indexes, and the position of a time is found by that of the IDs. Content has none: a search for it reads
-``FACTS_EXAMINED`` rows of each table, as text, and the page leads on below them. So each answer takes a bounded time, however
-large the stream is.
+rows as text for ``SEARCH_SECONDS``, and the page leads on below them. So each answer takes a bounded time, however large the
+stream and its rows are.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from streams.runtime.moments import moment_of
 from streams.stream_object import Stream
 
 FACTS_PER_PAGE = 50
-#: The most rows of a table that one search for a content reads.
-FACTS_EXAMINED = 50_000
+#: A search for a content begins no further statement after this time. A statement reads so many rows of each table.
+SEARCH_SECONDS = 0.1
+ROWS_AT_ONCE = 4_000
 NAMES = ("id", "until", "key", "text")
 _MOST_CHARACTERS = 300
 
@@ -38,13 +39,15 @@ _MOST_CHARACTERS = 300
 class FoundFacts:
     """Facts, the newest first.
 
-    ``older`` is the query string of the next page, or empty. ``examined`` is the number of rows that were read for a
-    content, if there are more.
+    ``older`` is the query string of the next page, or empty. If a search for a content ended before the last row,
+    ``examined`` is the number of rows that were read, from the ID ``highest`` down to ``lowest``.
     """
 
     facts: Sequence[Fact]
     older: str = ""
     examined: int = 0
+    highest: int = 0
+    lowest: int = 0
 
 
 class Unusable(ValueError):
@@ -105,26 +108,37 @@ def _key(stream: Stream, text: str) -> Any:
 
 def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> FoundFacts:
     newest = stream.read(newest=True, limit=1).facts  # nothing above it is complete
-    upto = min(_token(newest[0]) if newest else 0, 2**63 - 1 if upto is None else upto)
+    highest = left = min(_token(newest[0]) if newest else 0, 2**63 - 1 if upto is None else upto)
     patterns = _patterns(given["text"])
-    tokens: set[int] = set()
-    floor = examined = 0
+    tokens: list[int] = []
+    examined, end = 0, time.monotonic() + SEARCH_SECONDS
     with read_only_snapshot(stream.database), connections[stream.database].cursor() as cursor:
-        for table in stream.declaration.tables:
-            cursor.execute(
-                _content_sql(stream, table), {"after": 0, "upto": upto, "patterns": patterns, "rows": FACTS_EXAMINED}
-            )
-            found, lowest, rows = cursor.fetchone()
-            tokens.update(found or ())
-            if rows >= FACTS_EXAMINED:  # its lowest fact may have further rows below
-                floor, examined = max(floor, lowest + 1), FACTS_EXAMINED
-        kept = sorted((token for token in tokens if token >= floor), reverse=True)
-        shown = kept[:FACTS_PER_PAGE]
+        while left > 0 and len(tokens) <= FACTS_PER_PAGE and not (examined and time.monotonic() > end):
+            some: set[int] = set()
+            floor = 0
+            for table in stream.declaration.tables:  # each at most as far down as the one before
+                values: dict[str, Any] = {
+                    "after": max(floor - 1, 0),
+                    "upto": left,
+                    "patterns": patterns,
+                    "rows": ROWS_AT_ONCE,
+                }
+                cursor.execute(_content_sql(stream, table), values)
+                found, lowest, rows = cursor.fetchone()
+                some.update(found or ())
+                examined += rows
+                if rows >= ROWS_AT_ONCE:
+                    floor = max(floor, lowest)
+            tokens += sorted((token for token in some if token >= floor), reverse=True)
+            left = floor - 1
+        shown = tokens[:FACTS_PER_PAGE]
         facts = [fact for model in stream.models for fact in _facts(stream, model, shown)]
     facts.sort(key=_token, reverse=True)
-    if len(kept) > len(shown):
+    if len(tokens) > len(shown):
         return FoundFacts(facts, _query(stream, given, shown[-1] - 1))
-    return FoundFacts(facts, _query(stream, given, floor - 1) if floor > 1 else "", examined)
+    if left > 0:
+        return FoundFacts(facts, _query(stream, given, left), examined, highest, left + 1)
+    return FoundFacts(facts)
 
 
 def _patterns(text: str) -> list[str]:
@@ -136,12 +150,14 @@ def _patterns(text: str) -> list[str]:
 def _content_sql(stream: Stream, table: FactTable) -> str:
     """Returns the query for one row: the tokens of rows that fit, the lowest token that was read, the number of rows read.
 
-    The newest rows are read by the index on the ID, and only these are made texts. A column may have the table's name.
+    The newest rows are read by the index on the ID, and only these are made texts. All rows of the lowest token are read, so
+    that the next statement begins below it. A column may have the table's name.
     """
     declaration, name = stream.declaration, quoted(table.name)
     newest = (
         f"SELECT {token_sql(declaration, table)} AS token, to_jsonb({name}.*)::text AS content FROM {name} "
-        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table, newest_first=True)} LIMIT %(rows)s"
+        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table, newest_first=True)} "
+        "FETCH FIRST %(rows)s ROWS WITH TIES"
     )
     return (
         f"SELECT (array_agg(token) FILTER (WHERE content ILIKE ANY (%(patterns)s))), coalesce(min(token), 0), count(*) "

@@ -23,7 +23,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.views.decorators.http import require_safe
 
-from replsite.dashboard.fact_search import FACTS_EXAMINED, NAMES, Unusable, search
+from replsite.dashboard.fact_search import NAMES, Unusable, search
 from streams import durable, registry, stream_view
 from streams.facts import Fact
 from streams.runtime.text import safe_text
@@ -47,7 +47,6 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
         "most": FACTS_SHOWN,
         "asked": {name: request.GET.get(name, "") for name in NAMES},
         "key": stream.declaration.key,
-        "examined_at_most": FACTS_EXAMINED,
     }
     try:
         found = search(stream, request.GET)

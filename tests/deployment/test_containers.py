@@ -143,6 +143,11 @@ def test_the_image_serves_as_the_compose_file_does():
     assert SERVICES["serve-1"]["command"][: len(cmd)] == cmd == SERVICES["serve-2"]["command"][: len(cmd)]
 
 
+def test_a_process_without_a_handler_ends_at_the_signal():
+    """PID 1 gets no signal that it does not handle, and would be killed after 10 s."""
+    assert all(service["init"] is True for service in OURS.values())
+
+
 def test_files_that_the_page_names_are_there():
     for name in re.findall(r"docs/deployment/container/\w+", PAGE.read_text()):
         assert (PROJECT / name).exists(), name

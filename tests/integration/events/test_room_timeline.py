@@ -314,27 +314,48 @@ def test_the_search_needs_the_permission_to_see_events(client, django_user_model
     assert client.get(reverse("admin:events_event_search")).status_code == 200
 
 
+def many_messages(room_id, first, number):
+    """Rows of so many messages in a room, from this position on."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SET LOCAL streams.maintenance = on; "
+            "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering,"
+            " origin_server_ts, received_at) SELECT n, 'w', '$' || md5(n::text), %s, 'm.room.message', %s, n, n, %s"
+            " FROM generate_series(%s, %s) AS n",
+            [room_id, ALICE, timezone.now(), first, first + number - 1],
+        )
+        cursor.execute("ANALYZE events_event")
+
+
+def plans_of_events(queries):
+    read = [query["sql"] for query in queries if 'FROM "events_event"' in query["sql"]]
+    assert read
+    with connection.cursor() as cursor:
+        for sql in read:
+            cursor.execute("EXPLAIN " + sql)
+            yield "\n".join(row[0] for row in cursor.fetchall())
+
+
 @pytest.mark.parametrize("asked", [{"sender": "@nobody"}, {"event": "abc"}, {"type": "m.x", "until": "2026-01-01"}])
 @pytest.mark.usefixtures("new_tables")
 def test_a_search_reads_events_by_their_position(admin_client, made, monkeypatch, asked):
     monkeypatch.setattr(event_search, "EVENTS_EXAMINED", 3_000)
     store_room(made.events)
-    now = timezone.now()
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SET LOCAL streams.maintenance = on; "
-            "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering,"
-            " origin_server_ts, received_at) SELECT 100 + n, 'w', '$' || md5(n::text), %s, 'm.room.message', %s, n, n, %s"
-            " FROM generate_series(1, 30000) AS n",
-            [made.room_id, ALICE, now],
-        )
-        cursor.execute("ANALYZE events_event")
+    many_messages(made.room_id, 101, 30_000)
     with CaptureQueriesContext(connection) as queries:
         search(admin_client, **asked)
-    read = [query["sql"] for query in queries if 'FROM "events_event"' in query["sql"]]
-    with connection.cursor() as cursor:
-        for sql in read:
-            cursor.execute("EXPLAIN " + sql)
-            plan = "\n".join(row[0] for row in cursor.fetchall())
-            assert "Seq Scan" not in plan and "Sort" not in plan, plan
-    assert read
+    for plan in plans_of_events(queries):
+        assert "Seq Scan" not in plan and "Sort" not in plan, plan
+
+
+@pytest.mark.parametrize("page", ["room", "search"])
+@pytest.mark.usefixtures("new_tables")
+def test_a_large_room_that_is_quiet_is_read_without_the_events_of_others(admin_client, made, page):
+    store_room(made.events)
+    many_messages(made.room_id, 101, 6_000)
+    many_messages("!busy:a.test", 10_001, 24_000)
+    url = room_url(made.room_id) if page == "room" else f"{reverse('admin:events_event_search')}?room={made.room_id}"
+    with CaptureQueriesContext(connection) as queries:
+        assert admin_client.get(url).status_code == 200
+    for plan in plans_of_events(queries):
+        assert "events_event_pkey" not in plan, plan

@@ -103,12 +103,27 @@ def test_pages_lead_to_the_beginning(facts, shown, monkeypatch):
 
 
 def test_a_search_for_content_reads_some_rows_and_goes_on_below(facts, shown, monkeypatch):
-    monkeypatch.setattr(fact_search, "FACTS_EXAMINED", 4)  # the last may have more rows, and comes again
+    monkeypatch.setattr(fact_search, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(fact_search, "SEARCH_SECONDS", -1.0)
     numbers, page = shown(text="beta")
     assert numbers == []
+    assert f"4 rows were read, from ID {facts[5]} down to {facts[2]}." in page
     assert "Search further back" in page
     below = re.search(r"id=(\d+)", page[page.index('aria-label="Pages"') :])[1]
-    assert shown(text="beta", id=below)[0] == [facts[1]]
+    numbers, page = shown(text="beta", id=below)
+    assert numbers == [facts[1]]
+    assert "were read" not in page
+
+
+def test_a_search_for_content_goes_on_while_there_is_time_and_ends_with_a_page(facts, shown, monkeypatch):
+    monkeypatch.setattr(fact_search, "ROWS_AT_ONCE", 1)
+    assert shown(text="alpha")[0] == [facts[2], facts[0]]
+    monkeypatch.setattr(fact_search, "FACTS_PER_PAGE", 1)
+    with CaptureQueriesContext(connection) as queries:
+        assert shown(text="alpha")[0] == [facts[2]]
+    assert sum("ILIKE" in one["sql"] for one in queries.captured_queries) == 6, (
+        "one fact more than is shown, and no further"
+    )
 
 
 def test_what_is_not_complete_is_not_found(facts, shown):
