@@ -145,15 +145,15 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
     """
     connection = connections[handler.effects_database]
 
-    def has_begun() -> bool:
+    def is_open() -> bool:
         opened = connection.connection
         return opened is not None and not opened.closed and driver.transaction_status(opened) != driver.IDLE
 
-    has_ended, was_used = False, has_begun()
+    has_ended, was_used = False, is_open()
 
     def check_not_ended() -> None:
         nonlocal has_ended
-        has_ended = has_ended or (was_used and not has_begun())
+        has_ended = has_ended or (was_used and not is_open())
         if has_ended:
             raise ended
 
