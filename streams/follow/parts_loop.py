@@ -300,7 +300,7 @@ class PartsLoop(HandlerLoop):
         connection, (facts, batch.parked) = connections[self._using], (batch.facts, Counter())
         with transaction.atomic(using=self._using):
             held = self._cursors.reserve(connection, [part.number], 1, apart=part.apart_upto is not None)
-            if [taken.position for taken in held] != [part.position]:
+            if [reserved.position for reserved in held] != [part.position]:
                 return False
             for fact in facts:
                 self._park(batch, fact, error, part.attempts + 1)
