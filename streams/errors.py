@@ -160,5 +160,9 @@ class ReaderFenced(ReaderError):
     """This process lost its lock on the reader's name. Another process may run the reader now."""
 
 
+class HandlerEnded(ReaderError):
+    """A handler raised what ends a thread or a task without a word, such as ``SystemExit`` or ``CancelledError``."""
+
+
 class HandlerFailed(ReaderError):
     """A handler failed on a fact, and the handler is declared to stop its reader in that case."""

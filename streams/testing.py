@@ -30,7 +30,7 @@ from streams import caches, registry
 from streams.db import testcase
 from streams.errors import HandlerFailed, InTransaction
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import check_not_undone
+from streams.follow.dead_letters import call_undivided
 from streams.follow.handlers import Handler, handlers_of, load_handlers
 from streams.holds.maintenance import session_changing_facts
 from streams.reading.looker import end_looks
@@ -140,9 +140,7 @@ class handled:
         using = handler.effects_database
         for part in chunk.singles() if handler.each else [chunk]:
             with transaction.atomic(using=using, durable=True) if handler.atomic else nullcontext():
-                handler.call(part)
-                if handler.atomic:
-                    check_not_undone(using)
+                call_undivided(handler, part) if handler.atomic else handler.call(part)
             self._run.chunks.append(part.unloaded_copy())
 
 

@@ -8,7 +8,7 @@ gone from the stream's tables by then, and the chunk then has no model instances
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,6 +16,7 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from streams.core.json_codec import decode_json, encode_json
+from streams.db import driver
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
 from streams.follow.handlers import Handler, OnFailure, effects_database_of, handlers_of
@@ -125,8 +126,7 @@ def retry_one(handler: Handler, key: int) -> bool | None:
             if parked is None:
                 return None
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in _sent(parked.rows)]
-            handler.call(Chunk(parked.stream, rows, handler.streams_database))
-            check_not_undone(using)
+            call_undivided(handler, Chunk(parked.stream, rows, handler.streams_database))
             parked.delete()
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
         tried = facts.filter(pk=key)
@@ -137,12 +137,40 @@ def retry_one(handler: Handler, key: int) -> bool | None:
     return True
 
 
-def check_not_undone(using: str) -> None:
-    """Raises ``TransactionManagementError`` if the handler has caught a database error inside its transaction.
+def call_undivided(handler: Handler, chunk: Chunk) -> None:
+    """Calls the handler in the open transaction, whose end is the caller's.
 
-    Django would roll back such a transaction at its end without an error. It would seem that the handler had succeeded.
+    Raises ``TransactionManagementError`` if the handler has ended the transaction itself, or caught a database error inside it.
+    Then its effects are undone, or no longer in one transaction with the cursor, and it would seem that it had succeeded.
     """
-    if transaction.get_rollback(using):
+    connection = connections[handler.effects_database]
+
+    def is_open() -> bool:
+        opened = connection.connection
+        return opened is not None and not opened.closed and driver.transaction_status(opened) != driver.IDLE
+
+    has_ended, was_used = False, is_open()
+
+    def check_not_ended() -> None:
+        nonlocal has_ended
+        has_ended = has_ended or (was_used and not is_open())
+        if has_ended:
+            raise ended
+
+    def execute(call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal was_used
+        check_not_ended()  # else the statement, of a later fact perhaps, would be committed by itself, and come again
+        was_used = True
+        return call(*arguments)
+
+    ended = transaction.TransactionManagementError(
+        "The handler ended its transaction itself, by COMMIT or ROLLBACK, or by closing its connection. Put what is "
+        "to be undone alone into a transaction.atomic block of its own."
+    )
+    with connection.execute_wrapper(execute):
+        handler.call(chunk)
+    check_not_ended()
+    if transaction.get_rollback(handler.effects_database):
         raise transaction.TransactionManagementError(
             "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
             "Put what may fail into a transaction.atomic block of its own."

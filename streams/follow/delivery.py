@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import check_not_undone, park
+from streams.follow.dead_letters import call_undivided, park
 from streams.follow.handlers import Handler, OnFailure
 from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
 from streams.runtime.logs import get_logger
+from streams.runtime.text import error_words
 
 log = get_logger(__name__)
 LONGEST_RETRY_SECONDS = 30.0
@@ -58,15 +60,25 @@ def commit_once(handler: Handler, using: str, work: Callable[[], None], committe
     except (ReaderFenced, CursorMoved):
         raise
     except Exception as error:
-        is_lost = connection.connection is None or not connection.is_usable()
-        if is_lost:
-            connection.close()
+        # The next attempt, and the facts behind, must not have what the handler did to the session, such as a setting.
+        is_lost = _is_lost_after_closing(connection)
         if is_committed:
             log.exception("reader.commit_hook_failed", reader=handler.reader, stream=handler.stream)
         elif is_lost:
             raise ConnectionLost(driver.explain(error)) from error
         else:
             raise
+
+
+def _is_lost_after_closing(connection: BaseDatabaseWrapper) -> bool:
+    # The handler may have closed the connection itself, so that a closed one says nothing of the database.
+    if not connection.in_atomic_block:
+        connection.close()
+    try:
+        connection.ensure_connection()
+    except Exception:  # noqa: BLE001 - a backend may have errors of its own, as that of the embedded server has
+        return True
+    return not connection.is_usable()
 
 
 class Delivery:
@@ -162,9 +174,7 @@ class Delivery:
 
     def _call(self, chunk: Chunk, *, in_transaction: bool = False) -> Exception | None:
         try:
-            self._handler.call(chunk)
-            if in_transaction:
-                check_not_undone(self._using)
+            call_undivided(self._handler, chunk) if in_transaction else self._handler.call(chunk)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error
         return None
@@ -209,7 +219,7 @@ class Delivery:
         while handler.attempts is None or attempts < handler.attempts:
             log.warning(
                 "reader.fact_failed", reader=handler.reader, stream=handler.stream, writer=fact.writer, token=fact.token,
-                attempt=attempts, error=str(error),
+                attempt=attempts, error=error_words(error),
             )  # fmt: skip
             if self._pause(pause_seconds):
                 raise Stopped from error
@@ -225,11 +235,11 @@ class Delivery:
         if handler.on_failure is OnFailure.STOP:
             raise HandlerFailed(
                 f"Reader {handler.reader!r}: the handler failed {attempts} times on one fact ({where}): "
-                f"{type(error).__name__}: {error}. Mend the handler and start it again: the cursor stands in front of that "
-                f"fact. To have such facts put aside, declare on_failure=OnFailure.PARK."
+                f"{type(error).__name__}: {error_words(error)}. Mend the handler and start it again: the cursor stands in front "
+                f"of that fact. To have such facts put aside, declare on_failure=OnFailure.PARK."
             ) from error
         failure, made = error, attempts
 
         # One transaction stores the dead letter and moves the cursor: the fact is never lost, and never both parked and handled.
         self._move_guarded(goal, (0, 1), lambda: park(handler, fact, failure, made))
-        log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=str(error))
+        log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=error_words(error))

@@ -19,10 +19,11 @@ from django.utils.module_loading import autodiscover_modules
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.names import check_name
-from streams.errors import BadHandler, UnknownReader
+from streams.errors import BadHandler, HandlerEnded, UnknownReader
 from streams.follow.chunks import Chunk
 from streams.follow.part_keys import key_sql
 from streams.replication.protocol.ordering import View
+from streams.runtime.text import error_words
 
 __all__ = [
     "Begin",
@@ -139,6 +140,17 @@ class Handler:
             object.__setattr__(self, "view", View.LINEAR)
 
     def call(self, chunk: Chunk) -> None:
+        """Calls the function with the facts of the chunk. Raises its errors, or ``HandlerEnded``."""
+        try:
+            self._call(chunk)
+        except (Exception, KeyboardInterrupt):
+            raise
+        except (
+            BaseException
+        ) as error:  # of code that the function calls: ``sys.exit``, a task of asyncio that was cancelled
+            raise HandlerEnded(f"{type(error).__name__}: {error_words(error)}".rstrip(": ")) from error
+
+    def _call(self, chunk: Chunk) -> None:
         if not self.each:
             with self._span(row.row for row in chunk.rows):
                 self.function(chunk)

@@ -25,7 +25,7 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import check_not_undone, park
+from streams.follow.dead_letters import call_undivided, park
 from streams.follow.delivery import LONGEST_RETRY_SECONDS, ConnectionLost, Delivery, commit_once
 from streams.follow.handlers import OnFailure
 from streams.follow.part_cursors import PartCursors, processes
@@ -34,6 +34,7 @@ from streams.follow.part_source import KeyFact, PartSource
 from streams.follow.stored_cursors import CursorMoved
 from streams.follow.table_loop import HandlerLoop, as_connection_lost
 from streams.runtime.logs import get_logger
+from streams.runtime.text import error_words
 
 log = get_logger(__name__)
 #: A transaction has about as many facts as are handled in this time, so that parts are soon free for others. What the
@@ -244,8 +245,7 @@ class PartsLoop(HandlerLoop):
 
     def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:
         started = time.monotonic()
-        self.handler.call(self._chunk(*facts))
-        check_not_undone(self._using)
+        call_undivided(self.handler, self._chunk(*facts))
         batch.handler_seconds += time.monotonic() - started
 
     def _chunk(self, *facts: KeyFact) -> Chunk:
@@ -280,7 +280,8 @@ class PartsLoop(HandlerLoop):
                     if is_last:
                         connections[self._using].check_constraints()  # the deferred ones, too
             except Exception as error:
-                if not connections[self._using].is_usable():
+                connection = connections[self._using]
+                if connection.needs_rollback or not connection.is_usable():  # its savepoint is gone, too
                     raise
                 if not is_last:
                     with connections[self._using].cursor() as cursor:
@@ -289,10 +290,23 @@ class PartsLoop(HandlerLoop):
                 self._park(batch, group[0], error, attempts)
                 log.error(
                     "reader.fact_parked", reader=self.handler.reader, stream=self.handler.stream, token=token,
-                    key=group[0].key, attempts=attempts, error=str(error),
+                    key=group[0].key, attempts=attempts, error=error_words(error),
                 )  # fmt: skip
             else:
                 batch.handled.update(fact.part for fact in group)
+
+    def _park_after_all(self, batch: _Batch, part: Part, error: Exception) -> bool:
+        """Parks the fact whose last attempt took its transaction or session along. Returns false if another process was first."""
+        connection, (facts, batch.parked) = connections[self._using], (batch.facts, Counter())
+        with transaction.atomic(using=self._using):
+            held = self._cursors.reserve(connection, [part.number], 1, apart=part.apart_upto is not None)
+            if [reserved.position for reserved in held] != [part.position]:
+                return False
+            for fact in facts:
+                self._park(batch, fact, error, part.attempts + 1)
+            self._cursors.move(connection, batch.plan.moves, {}, batch.parked)
+        self.facts_parked += batch.parked.total()
+        return True
 
     def _store_failure(self, cursor: Any, batch: _Batch, error: Exception) -> None:
         """Stores when to try a fact again, or that facts on which the handler failed together are handled one by one."""
@@ -305,7 +319,9 @@ class PartsLoop(HandlerLoop):
         (part,) = (part for part in batch.parts if part.number == number)
         log.warning(
             "reader.fact_failed", reader=handler.reader, stream=handler.stream, token=token, attempt=part.attempts + 1,
-            error=str(error),
+            error=error_words(error),
         )  # fmt: skip
+        if part.attempts + 1 >= (handler.attempts or 0) and self._park_after_all(batch, part, error):
+            return
         pause_seconds = min(handler.retry_seconds * 2 ** min(part.attempts, 20), LONGEST_RETRY_SECONDS)
         self._cursors.failed(cursor, part, token, pause_seconds)

@@ -11,7 +11,7 @@ from streams.conf import stream_settings
 from streams.declared_settings import secrets_of
 from streams.errors import StreamError
 from streams.runtime.masking import masked
-from streams.runtime.text import safe_text, storable
+from streams.runtime.text import error_words, safe_text, storable
 
 LONGEST = 500
 
@@ -21,7 +21,7 @@ def error_text(error: BaseException) -> str:
 
     For a ``StreamError`` with a message, the type is left out.
     """
-    message = storable(" ".join(str(error).split()))
+    message = storable(error_words(error))
     text = message if isinstance(error, StreamError) and message else f"{type(error).__name__}: {message}".rstrip(": ")
     return safe_text(without_secrets(text), None)[:LONGEST]
 

@@ -56,6 +56,14 @@ def storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "backslashreplace").decode()
 
 
+def error_words(error: BaseException) -> str:
+    """Returns the error's message on one line. A foreign error may fail to make one."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the error itself is what counts
+        return f"(no message: {type(failure).__name__})"
+
+
 def one_line(error: BaseException) -> str:
     """Returns the error's message on one line, or the name of its class if the message is empty."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return error_words(error) or type(error).__name__

@@ -79,9 +79,11 @@ async def shared_read(
     reads = _reads.setdefault(asyncio.get_running_loop(), {})
     key = (stream.name, using, after)
     task = reads.get(key)
-    if task is None:
+    # Not one that is done, though it stands here until its callback runs. Its page may be older than the position that woke the
+    # caller, who would ask again at once, get the same page, and so on: nothing else of this event loop would ever run.
+    if task is None or task.done():
         task = reads[key] = asyncio.ensure_future(read())
-        task.add_done_callback(lambda _: reads.pop(key, None))
+        task.add_done_callback(lambda done: reads.pop(key) if reads.get(key) is done else None)
     # Shielded, because the end of one listener must not end the read of the others.
     return await asyncio.shield(task)
 

@@ -65,12 +65,12 @@ class Command(SiteCommand):
         self._run(running, once=options["once"])
 
     def _run(self, running: list[Reader], *, once: bool) -> None:
-        errors: list[Exception] = []
+        errors: list[BaseException] = []
 
         def run(reader: Reader) -> None:
             try:
                 reader.catch_up() if once else reader.run()
-            except Exception as error:  # noqa: BLE001 - raised below, in the main thread
+            except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
                 errors.append(error)
                 stop()
 
@@ -111,5 +111,5 @@ def _beginning(reader: str, stream: str) -> str:
     )
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     return driver.explain(error) if isinstance(error, driver.DatabaseError | DjangoError) else one_line(error)

@@ -38,11 +38,27 @@ class Done(models.Model):
     process = models.IntegerField()
 """
 HANDLERS = """
-import os, time
+import os, sys, time
 from pathlib import Path
+from django.db import connection
 from shop.models import Done, Order
 from streams import handles
 from streams.follow import Begin, OnFailure
+
+
+def execute(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+#: What the handler does with a fact of this number.
+HOSTILE = {
+    -1: lambda: sys.exit(0),
+    -2: lambda: connection.close(),
+    -3: lambda: execute("SELECT pg_terminate_backend(pg_backend_pid())"),
+    -4: lambda: execute("ROLLBACK"),
+    -5: lambda: connection.connection.rollback(),
+}
 
 
 def handler(reader, **options):
@@ -52,6 +68,7 @@ def handler(reader, **options):
         done.save(using=using)
         if order.number == 666 and Path("poison").exists():
             raise ValueError("poison")
+        HOSTILE.get(order.number, int)()
         if order.number == 777 and Path("hold").exists():
             time.sleep(1000)
         if Path("wait").exists():
@@ -215,6 +232,26 @@ assert said == "23 handled, 0 failed again, 0 left", said
 append("c", [21])
 catch_up("mailer")
 assert told("mailer") == appended()
+"""
+#: What a handler does to its transaction, session or thread with one fact is that fact's failure: it is parked, and others go on.
+ENDS = """
+from shop.handlers import HOSTILE
+
+keys = [keys[0] for keys in keys_of_parts().values()][:8]
+append(keys, range(3))
+for key, number in zip(keys, HOSTILE):
+    Order.objects.create(order_id=key, number=number)
+append(keys, range(3, 6))
+catch_up("parker", 2)
+assert told("parker") == {key: [*range(6)] for key in keys}, told("parker")
+parked = {one.rows[0]["number"]: one for one in parked_facts("parker", "orders")}
+assert parked.keys() == HOSTILE.keys(), parked
+# A session that was ended may have its part for a moment longer, and then there is one attempt more.
+assert all(one.attempts in (2, 3) for one in parked.values()), [(key, one.attempts) for key, one in parked.items()]
+assert all("ended its transaction itself" in parked[number].error for number in (-2, -4, -5)), parked[-4].error
+catch_up("mailer", 2)
+assert all(told("mailer")[key] == [*range(6)] for key in keys[len(HOSTILE):])
+assert all(told("mailer")[key] == [*range(3)] for key in keys[:len(HOSTILE)])
 """
 CHANGES = """
 from streams.errors import BadHandler, ReaderNameTaken
@@ -400,6 +437,7 @@ def count_by(process: int) -> int:
     [
         pytest.param(SHARED, id="shared"),
         pytest.param(POISON, id="poison"),
+        pytest.param(ENDS, id="ends of transaction, session and thread"),
         pytest.param(ROWS, id="rows"),
         pytest.param(CHANGES, id="changes"),
         pytest.param(ONE_SNAPSHOT + SHARED, id="shared in one snapshot"),

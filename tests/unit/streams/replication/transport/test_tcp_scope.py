@@ -11,7 +11,13 @@ import socket
 import pytest
 
 from streams.replication.transport.tcp_places import TcpPlaces
-from streams.replication.transport.tcp_scope import ACCEPTED_AT_ONCE, INPUT_HIGH_BYTES, TcpConnection, TcpListener
+from streams.replication.transport.tcp_scope import (
+    ACCEPTED_AT_ONCE,
+    INPUT_HIGH_BYTES,
+    UNSENT_BYTES,
+    TcpConnection,
+    TcpListener,
+)
 from tests.support.async_waiting import wait_for
 
 
@@ -244,6 +250,27 @@ async def test_a_client_whose_host_vanished_is_let_go_by_the_kernel():
         server.start()
         with socket.create_connection(address):
             assert await wait_for(lambda: found) == [60_000]
+
+
+async def test_what_a_client_does_not_read_waits_in_shared_pieces_and_not_in_the_kernel():
+    """The kernel made a copy for each client: gigabytes for a thousand, and a loop that did little else meanwhile."""
+    found = []
+
+    async def say(scope, receive, send) -> None:
+        connection = scope["extensions"]["tcp.transport"]
+        for _ in range(400):
+            connection.write(b"x" * 10_000)
+        found.append(connection.kernel_bytes[0])
+        await nothing(scope, receive, send)
+
+    async with accepting(say) as (server, address):
+        server.start()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(client, address)
+            (kept,) = await wait_for(lambda: found)
+    assert kept <= 2 * UNSENT_BYTES
 
 
 async def test_accepting_goes_on_after_an_error(monkeypatch):

@@ -1,0 +1,145 @@
+"""What a handler does to its transaction, session or thread with a fact is that fact's failure, and others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+
+import pytest
+from django.db import DatabaseError, connection, transaction
+
+from streams.errors import HandlerFailed
+from streams.follow import Begin, Handler, OnFailure, Reader, parked_facts
+from tests.support.effects import TABLE, effects, effects_table
+from tests.support.writing import append, fact, ids, stream, wait_for_linear
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _table():
+    with effects_table():
+        yield
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def execute(sql):
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+
+
+def throw(error):
+    raise error
+
+
+def pass_over():
+    with suppress(DatabaseError):
+        execute("SELECT 1/0")
+
+
+def close():
+    connection.close()
+
+
+def of_driver(name):
+    getattr(connection.connection, name)()
+
+
+def undo_and_go_on():
+    of_driver("rollback")
+    execute("SELECT 1")
+
+
+#: Its effect cannot be taken back, and comes again with the next attempt. In a chunk it takes others along.
+COMMIT = "commit of the driver"
+#: What is parked, and a word of its error.
+FAILS = {
+    "exit": (lambda: sys.exit(0), "SystemExit"),
+    "cancelled": (lambda: throw(asyncio.CancelledError()), "CancelledError"),
+    "group": (lambda: throw(BaseExceptionGroup("several", [GeneratorExit(), ValueError()])), "several"),
+    "unspeakable": (lambda: throw(Unspeakable()), "Unspeakable"),
+    "nul": (lambda: throw(ValueError("\0\ud800\x1b" * 1000)), "ValueError"),
+    "closed": (close, "closing its connection"),
+    "closed below": (lambda: of_driver("close"), "closing its connection"),
+    "killed": (lambda: execute("SELECT pg_terminate_backend(pg_backend_pid())"), ""),
+    "search path": (lambda: execute("SET search_path = pg_catalog"), "streams_storedcursor"),
+    "role": (lambda: execute("SET ROLE pg_monitor"), "permission denied"),
+    "isolation": (lambda: execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE"), "ISOLATION"),
+    "read only": (lambda: execute("SET TRANSACTION READ ONLY"), "read-only"),
+    "rollback": (lambda: execute("ROLLBACK"), "ended its transaction itself"),
+    COMMIT: (lambda: of_driver("commit"), "ended its transaction itself"),
+    "rollback of the driver": (undo_and_go_on, "ended its transaction itself"),
+    "set rollback": (lambda: transaction.set_rollback(True), "passed over"),
+    "passed over": (pass_over, ""),
+}
+#: What is left behind in the session that a later fact has, and is that one's effect all the same.
+STAYS = [
+    "SET default_transaction_read_only = on",
+    "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "SET TIME ZONE 'Pacific/Kiritimati'; SET DateStyle = 'German'; SET client_encoding = 'SQL_ASCII'",
+    "SET array_nulls = off; SET bytea_output = 'escape'; SET quote_all_identifiers = on",
+    "SELECT pg_advisory_lock(5); SELECT pg_advisory_unlock_all()",
+    "DEALLOCATE ALL",
+]
+
+
+def reader(act, **options):
+    """Acts on the name of each fact, after its effect."""
+
+    def handle(given):
+        facts = (
+            [(given.stream_id, given.cache_name)] if options.get("each") else [(f.token, f.rows[0][0]) for f in given]
+        )
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                f"INSERT INTO {TABLE} (reader, token) VALUES ('r', %s)", [(token,) for token, _ in facts]
+            )
+        for _, name in facts:
+            act(name)
+
+    options = {"on_failure": OnFailure.PARK, "attempts": 2, **options}
+    return Reader("r", [Handler("caches", "r", handle, begin=Begin.OLDEST, retry_seconds=0.01, **options)])
+
+
+def append_each(names):
+    """A fact of each name, each between ordinary ones."""
+    append()
+    for name in names:
+        stream().append(fact(name))
+        append()
+    wait_for_linear(ids()[-1])
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_what_a_handler_does_with_a_fact_is_its_failure(each):
+    names = [name for name in FAILS if each or name != COMMIT]
+    append_each(names)
+    reader(lambda name: FAILS.get(name, [int])[0](), each=each).catch_up()
+    bad = ids()[1::2]
+    parked = {one.rows[0][0]: one for one in parked_facts("r")}
+    assert [token for token in effects() if token not in bad] == ids()[::2]
+    assert set(effects()) - {*ids()[::2]} <= {parked[COMMIT].token if each else 0}
+    assert [*parked] == names
+    assert {name: one.error for name, one in parked.items() if FAILS[name][1] not in one.error} == {}
+    assert {one.attempts for one in parked.values()} == {2}
+
+
+def test_what_a_handler_leaves_in_its_session_is_no_failure_of_the_next_fact():
+    append_each(STAYS)
+    made = reader(lambda name: execute(name) if name in STAYS else None, each=True)
+    made.catch_up()
+    assert effects() == ids()
+    assert (made.facts_handled, made.facts_parked) == (len(ids()), 0)
+
+
+def test_a_reader_that_stops_at_such_a_fact_names_it():
+    append_each(["exit"])
+    with pytest.raises(HandlerFailed, match=f"token {ids()[1]} .*HandlerEnded: SystemExit: 0"):
+        reader(lambda name: name == "exit" and sys.exit(0), each=True, on_failure=OnFailure.STOP).catch_up()
