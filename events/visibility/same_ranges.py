@@ -30,7 +30,9 @@ def _covered(
     for row in rows:
         first = bisect_left(places, row.first)
         last = len(places) - 1 if row.last is None else bisect_right(places, row.last) - 1
-        if row.kind == "hidden":
+        if row.kind == "cut":  # hides what is above its place, and also what is to come
+            spans[row.user_id, "cut"] = [(bisect_right(places, row.first), len(places))]
+        elif row.kind == "hidden":
             hidden.setdefault(row.user_id, set()).add(first)
         elif first <= last:
             spans.setdefault((row.user_id, _MERGED_KINDS.get(row.kind, row.kind)), []).append((first, last))

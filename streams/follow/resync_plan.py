@@ -21,6 +21,7 @@ from streams.follow.handlers import effects_database_of, handlers_of, readers, s
 from streams.follow.part_cursors import has_parts
 from streams.follow.stored_cursors import known_streams, read_cursor
 from streams.follow.table_source import present_token
+from streams.reading.looker import look_now
 from streams.reading.positions_by_time import CountedFacts, count_facts, position_before
 from streams.runtime.amounts import counted
 
@@ -114,6 +115,8 @@ def plan_resync(reader: str, goal: Goal = None) -> list[PlannedMove]:
 def planned_moves(cursor: Any, streams_cursor: Any, reader: str, goal: Goal) -> list[CursorMove]:
     """Returns the moves of the reader's cursors. Raises ``UnknownReader`` and ``TokenError``."""
     streams = check_known(cursor, reader)
+    # A writer's first fact, such as that of a stream with a new name, is not covered before somebody has looked.
+    look_now(streams_database_of(reader), even_if_led=True)
     found = []
     for stream in goal if isinstance(goal, Mapping) and goal else streams:
         registry.get(stream)

@@ -77,6 +77,14 @@ def test_a_token_beyond_the_present_is_refused(lost):
         resync_reader("billing", {"caches": VectorToken(lost[-1] + 1)})
 
 
+def test_a_fact_of_a_new_writer_that_nobody_looked_at_is_of_the_present():
+    StoredCursor.objects.create(reader="billing", stream="caches", base=1)
+    with as_instance("new"):
+        last = append(2)[-1]
+    resync_reader("billing", {"caches": VectorToken(last)})
+    assert handled() == []
+
+
 def test_a_running_reader_is_left_alone(lost):
     resync_reader("billing")
     with (

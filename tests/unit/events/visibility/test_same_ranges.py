@@ -76,6 +76,7 @@ SAME = {
     "hidden": ([("@a", "joined", 2, 9), ("@a", "hidden", 5, 5)], [("@a", "joined", 2, 2), ("@a", "invited", 6, 9)]),
     "hidden alone": ([("@a", "joined", 5, 5), ("@a", "hidden", 5, 5)], []),
     "between events": ([(None, "world", 3, 4)], []),
+    "cut between events": ([("@a", "cut", 3, None)], [("@a", "cut", 2, None)]),
 }
 OTHER = {
     "shorter": ([("@a", "joined", 2, 9)], [("@a", "joined", 2, 6)]),
@@ -83,6 +84,8 @@ OTHER = {
     "of another kind": ([(None, "world", 2, 9)], [(None, "shared", 2, 9)]),
     "not hidden": ([("@a", "joined", 2, 9), ("@a", "hidden", 5, 5)], [("@a", "joined", 2, 9)]),
     "cut elsewhere": ([("@a", "cut", 5, None)], [("@a", "cut", 6, None)]),
+    "cut below all, and at the first": ([("@a", "cut", -8, None)], [("@a", "cut", -7, None)]),
+    "cut at the last": ([("@a", "cut", 9, None)], []),
 }
 
 
