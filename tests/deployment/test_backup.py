@@ -35,6 +35,7 @@ WAL = "/var/lib/postgresql/wal"
 # --- a dump -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.scenario
 def test_a_dump_goes_back_with_its_rights_and_begins_a_new_epoch(site, server, tmp_path):
     site.manage("append", "caches", "--count", "5")
     with site.session() as cursor:

@@ -151,7 +151,7 @@ def test_rooms_that_an_import_has_stored_already_keep_the_servers_verdicts(synap
     assert_like_a_clean_import(synapse)
 
 
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("batch", [1, pytest.param(7, marks=pytest.mark.scenario)])
 def test_batches_that_are_cut_lose_nothing(synapse, wire, master, monkeypatch, batch):
     monkeypatch.setattr(storing, "EVENTS_PER_BATCH", batch)
     master.store(*live("v10_gap", 0, 1))

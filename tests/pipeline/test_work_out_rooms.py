@@ -147,7 +147,7 @@ def test_workers_that_are_killed_and_files_in_between_change_nothing(spark, tmp_
     assert {name: rows_of(frame) for name, frame in WorkedOutRooms.kept(spark, tmp_path / "rooms").items()} == expected
 
 
-@pytest.mark.parametrize("better", [0, 1])
+@pytest.mark.parametrize("better", [0, pytest.param(1, marks=pytest.mark.scenario)])
 def test_an_event_id_that_two_rooms_name_counts_in_one_of_them(spark, tmp_path, better, monkeypatch):
     """In rooms of versions 1 and 2, servers name events. The better copy counts, in whatever pack its room is."""
     monkeypatch.setattr(module, "EVENTS_PER_PACK", 5)

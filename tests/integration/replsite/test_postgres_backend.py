@@ -60,6 +60,7 @@ def test_dbshell_uses_the_programs_that_came_with_the_server(manage):
     assert "PostgreSQL" in done.stdout, done.stderr
 
 
+@pytest.mark.scenario
 def test_migrations_run_on_an_empty_data_directory(manage):
     assert manage("migrate", "-v", "0").returncode == 0
     assert manage("migrate", "--check").returncode == 0
