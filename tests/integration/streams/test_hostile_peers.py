@@ -140,7 +140,7 @@ def test_a_peer_that_takes_nothing_is_let_go_however_little_waits(start_manage):
         deaf.connect(("127.0.0.1", server.port))
         deaf.sendall(b"REPLICATE\n")
         wait_until(Reader.objects.exists)
-        stream().append(*(fact("x" * 8_000) for _ in range(20)))
+        stream().append(*(fact("x" * 8_000) for _ in range(10)))
         wait_until(lambda: deaf.getsockname()[1] not in ports_of_clients(server))
     closed("peer closed")
     server.is_well()
