@@ -160,8 +160,10 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
     def execute(call: Callable[..., Any], *arguments: Any) -> Any:
         nonlocal was_used
         check_not_ended()  # else the statement, of a later fact perhaps, would be committed by itself, and come again
+        result = call(*arguments)
+        # Not before: of a first statement that fails, the driver may have sent nothing, or it sends the statement again.
         was_used = True
-        return call(*arguments)
+        return result
 
     ended = transaction.TransactionManagementError(
         "The handler ended its transaction itself, by COMMIT or ROLLBACK, or by closing its connection. Put what is "

@@ -86,6 +86,7 @@ def test_the_roles_may_be_there_already(site):
 
 def test_a_dump_without_its_sequences_is_found_and_mended(site):
     """What ``check_streams`` and ``check_streams --repair`` do, as the site's role."""
+    site.manage("append", "caches", "--count", "5")
     with site.session("replsite_owner") as cursor:
         cursor.execute("SELECT setval('streams_cacheinvalidation_seq', 1)")
     with site.session() as cursor:

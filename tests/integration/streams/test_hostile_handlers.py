@@ -9,6 +9,8 @@ from contextlib import suppress
 import pytest
 from django.db import DatabaseError, connection, transaction
 
+from streams.catalog.models import CacheInvalidation
+from streams.db import driver
 from streams.errors import HandlerFailed
 from streams.follow import Begin, Handler, OnFailure, Reader, parked_facts
 from tests.support.effects import TABLE, effects, effects_table
@@ -143,3 +145,43 @@ def test_a_reader_that_stops_at_such_a_fact_names_it():
     append_each(["exit"])
     with pytest.raises(HandlerFailed, match=f"token {ids()[1]} .*HandlerEnded: SystemExit: 0"):
         reader(lambda name: name == "exit" and sys.exit(0), each=True, on_failure=OnFailure.STOP).catch_up()
+
+
+# --- innocents ----------------------------------------------------------------------------------------------------
+
+
+def send_prepared():
+    """As an append does; the session may have lost what it had prepared."""
+    driver.send_together(connection, [driver.Statement("SELECT %(one)s::int", {"one": 1})])
+
+
+def ask_with_nul():
+    # psycopg2 sends nothing, psycopg 3 begins the transaction before it looks
+    with suppress(ValueError, DatabaseError):
+        connection.cursor().execute("SELECT %s", ["\0"])
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (int, int),
+        (ask_with_nul, int),
+        (send_prepared, lambda: execute("DEALLOCATE ALL")),
+        (lambda: list(CacheInvalidation.objects.all()), int),
+    ],
+    ids=["nothing", "a value that is refused", "statements that are prepared again", "a read"],
+)
+@pytest.mark.parametrize("atomic", [True, False])
+def test_whoever_does_nothing_to_the_transaction_is_not_refused(first, last, atomic):
+    append(3)
+    wait_for_linear(ids()[-1])
+    seen = []
+
+    def handle(one):
+        first()
+        seen.append(one.stream_id)
+        last()
+
+    options = {"each": True, "attempts": 1, "atomic": atomic, "begin": Begin.OLDEST}
+    assert Reader("r", [Handler("caches", "r", handle, **options)]).catch_up() == 3
+    assert seen == ids()
