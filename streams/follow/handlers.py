@@ -145,9 +145,8 @@ class Handler:
             self._call(chunk)
         except (Exception, KeyboardInterrupt):
             raise
-        except (
-            BaseException
-        ) as error:  # of code that the function calls: ``sys.exit``, a task of asyncio that was cancelled
+        except BaseException as error:
+            # Of code that the function calls: ``sys.exit``, a task of asyncio that was cancelled.
             raise HandlerEnded(f"{type(error).__name__}: {error_words(error)}".rstrip(": ")) from error
 
     def _call(self, chunk: Chunk) -> None:

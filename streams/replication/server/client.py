@@ -156,9 +156,8 @@ class ReplicationClient:
             return False
         waiting = self.buffered_bytes
         drained = self.connection.bytes_out - waiting
-        # The kernel takes more only when a third of its buffer of megabytes is free. On a slow connection this takes
-        # minutes, and ``waiting`` does not change meanwhile. So progress is measured by the bytes that have left the
-        # kernel's buffer.
+        # The kernel takes more only when its buffer has run low. On a slow connection this takes long, and ``waiting`` does
+        # not change meanwhile. So progress is measured by the bytes that have left the kernel's buffer.
         if waiting:
             drained -= self._transport.kernel_bytes[0]
         if waiting == 0 or drained != self._drained_bytes:
