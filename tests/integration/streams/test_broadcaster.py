@@ -122,8 +122,8 @@ def test_the_table_of_readers_shows_a_client_and_its_end(port):
 def test_a_client_that_does_not_read_is_cut_after_whole_lines(start_manage, run_manage):
     port = start_replication(start_manage, REPLSITE_SEND_BUFFER_LIMIT_BYTES="300000")
     with positioned(port, "slow") as slow, positioned(port, "quick") as quick:
-        for _ in range(12):
-            last = stream().append(*(fact("y" * 10_000) for _ in range(100)))[-1]
+        for _ in range(120):  # each time less than the limit, so that the quick one never has more waiting for it
+            last = stream().append(*(fact("y" * 10_000) for _ in range(10)))[-1]
             quick.read_until(f"RDATA caches master {last} ")
         wait_until(lambda: Reader.objects.filter(name="slow", close_reason="too slow").exists())
         lines = slow.read_to_end()
