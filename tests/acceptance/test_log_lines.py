@@ -26,7 +26,7 @@ def between(database_url):
         yield proxy
 
 
-@pytest.fixture(params=["json", "key-value"])
+@pytest.fixture(params=["json", pytest.param("key-value", marks=pytest.mark.scenario)])
 def lines(request, start_manage, between, database_url, tmp_path):
     """The lines of a site that was kept busy in every way, in either form, and the site's ports are closed again."""
     url = database_url.replace(f":{urlsplit(database_url).port}/", f":{between.port}/")

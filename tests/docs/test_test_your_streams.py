@@ -45,7 +45,7 @@ def test_djangos_runner(shop: Shop, options: list[str]) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        [],
+        pytest.param([], marks=pytest.mark.scenario),
         ["-n", "2"],
         pytest.param(["--reuse-db"], marks=pytest.mark.scenario),
         ["--reuse-db", "-k", "test_commits or CommittedTest"],

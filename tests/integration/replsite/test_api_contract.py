@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from events.sending.send import NewEvent, create_room
 from replsite.api.tokens import make_token
+from tests.support.effort import examples
 from tests.support.wire_client import ready_ports
 from tests.support.writing import append
 
 schemathesis = pytest.importorskip("schemathesis", reason="no schemathesis here")
 pytestmark = pytest.mark.django_db(transaction=True)
-EXAMPLES = 12
+EXAMPLES = examples(12)
 
 
 @pytest.fixture

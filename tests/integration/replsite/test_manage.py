@@ -23,7 +23,7 @@ COMMANDS = [("streams", "--now"), ("check_streams", "--json")]
 
 
 @pytest.mark.cold_start
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [pytest.param(COMMANDS[0], marks=pytest.mark.scenario), COMMANDS[1]])
 def test_nobody_reads_the_output(command, run_manage):
     read, write = os.pipe()
     os.close(read)
@@ -34,7 +34,13 @@ def test_nobody_reads_the_output(command, run_manage):
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [("streams", "--now"), ("check_streams",), ("follow", "--help")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("streams", "--now"),
+        *(pytest.param(c, marks=pytest.mark.scenario) for c in (("check_streams",), ("follow", "--help"))),
+    ],
+)
 def test_nobody_reads_the_output_in_a_project_of_its_own(command, database_url):
     """Its ``manage.py`` is Django's."""
     read, write = os.pipe()

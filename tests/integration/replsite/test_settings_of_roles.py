@@ -160,6 +160,11 @@ def test_spark_reads(settings_of_role):
     assert rows == [{"cache_name": text, "keys": [text, None]}]
 
 
+@pytest.mark.parametrize(
+    "settings_of_role",
+    [FORMS, *(pytest.param(others, marks=pytest.mark.scenario) for others in (STRINGS, LIMITS, *LEVELS))],
+    indirect=True,
+)
 def test_migrations_can_be_applied(settings_of_role, database_url, run_manage):
     with connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA anew")
