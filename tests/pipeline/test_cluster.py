@@ -20,7 +20,7 @@ from tests.support.room_data import ROOMS
 from tests.support.session import PROJECT
 from tests.support.spark_cluster import spark_cluster
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
-from tests.support.writing import sessions
+from tests.support.writing import sessions, store_positions
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario]
 STAGING = "replsite spark staging"
@@ -118,6 +118,7 @@ def follow(process) -> list[int]:
 
 def append(facts: int) -> None:
     registry.get("caches").append(*(CacheInvalidation(cache_name="c", keys=[str(n)]) for n in range(facts)))
+    store_positions()
 
 
 def check_executor(executor, folder) -> None:
