@@ -219,15 +219,15 @@ def other(monkeypatch):
         BaseDatabaseWrapper, "ensure_connection", unguarded
     )  # a test knows its aliases before it begins
     monkeypatch.setitem(connections.settings, "other", {**connections.settings["default"]})
-    return lambda: connections["other"].cursor()
 
 
 @pytest.mark.parametrize("atomic", [True, False])
-def test_a_session_of_another_database_that_is_killed_is_opened_again(other, atomic):
+@pytest.mark.usefixtures("other")
+def test_a_session_of_another_database_that_is_killed_is_opened_again(atomic):
     append_each(["bad"])
 
     def act(name):
-        with other() as cursor:
+        with connections["other"].cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())" if name == "bad" else "SELECT 1")
 
     reader(act, each=True, atomic=atomic, attempts=1).catch_up()
