@@ -102,34 +102,22 @@ class Delivery:
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
-            error = self._call(chunk)
-            if error is not None or not connections[self._using].get_autocommit() or not works(self._using):
+            failure: Exception | None = None
+            try:
+                self._handler.call(chunk)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
+                failure = error
+            if failure is not None or not connections[self._using].get_autocommit() or not works(self._using):
                 driver.end_sessions()
             # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
-            if error is None:
+            if failure is None:
                 self._move_alone(goal, counts)
-            return error
-
-        failed: list[Exception] = []
-
-        def handle() -> None:
-            error = self._call(chunk, in_transaction=True)
-            if error is not None:
-                failed.append(error)
-                raise error
-
+            return failure
         try:
-            self._move(goal, counts, handle)
+            self._move(goal, counts, lambda: call_undivided(self._handler, chunk))
         except (ReaderFenced, CursorMoved, ConnectionLost):
             raise
         except Exception as error:  # noqa: BLE001 - deferred constraints are the handler's, too
-            return failed[0] if failed else error
-        return None
-
-    def _call(self, chunk: Chunk, *, in_transaction: bool = False) -> Exception | None:
-        try:
-            call_undivided(self._handler, chunk) if in_transaction else self._handler.call(chunk)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
             return error
         return None
 
