@@ -89,7 +89,8 @@ class Delivery:
         Raises ``ReaderFenced``, ``ConnectionLost`` or ``CursorMoved``.
         """
         if token != self.stored:
-            self._move_alone(token, (0, 0))
+            with as_connection_lost():
+                self._move(token, (0, 0))
 
     def pop_counts(self) -> tuple[int, int]:
         """Returns two numbers of facts since the last call of this method: (handled, parked)."""
@@ -101,32 +102,25 @@ class Delivery:
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
         counts = (chunk.fact_count, 0)
-        if not self._handler.atomic:
-            failure: Exception | None = None
-            try:
-                self._handler.call(chunk)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
-                failure = error
-            if failure is not None or not connections[self._using].get_autocommit() or not works(self._using):
-                driver.end_sessions()
-            # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
-            if failure is None:
-                self._move_alone(goal, counts)
-            return failure
         try:
-            self._move(goal, counts, lambda: call_undivided(self._handler, chunk))
+            if self._handler.atomic:
+                self._move(goal, counts, lambda: call_undivided(self._handler, chunk))
+                return None
+            self._handler.call(chunk)
         except (ReaderFenced, CursorMoved, ConnectionLost):
             raise
-        except Exception as error:  # noqa: BLE001 - deferred constraints are the handler's, too
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure, and deferred constraints
+            if not self._handler.atomic:
+                driver.end_sessions()
             return error
+        if not works(self._using) or not connections[self._using].get_autocommit():
+            driver.end_sessions()
+        # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
+        with as_connection_lost():
+            self._move(goal, counts)
         return None
 
-    def _move_alone(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None) -> None:
-        """Does as ``_move``, with work that is not the handler's. So an error of the database is none of the handler's."""
-        with as_connection_lost():
-            self._move(token, counts, work)
-
-    def _move(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None]) -> None:
+    def _move(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None) -> None:
         """Calls ``work``, and moves the stored cursor to ``token``, in one transaction.
 
         ``counts`` is a pair of numbers of facts (handled, parked). They are added to the counts of this delivery after
@@ -186,5 +180,6 @@ class Delivery:
         failure, made = error, attempts
 
         # One transaction stores the dead letter and moves the cursor: the fact is never lost, and never both parked and handled.
-        self._move_alone(goal, (0, 1), lambda: park(handler, fact, failure, made))
+        with as_connection_lost():
+            self._move(goal, (0, 1), lambda: park(handler, fact, failure, made))
         log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=error_words(error))
