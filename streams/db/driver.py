@@ -362,13 +362,11 @@ def past_pooler(using: str) -> Iterator[None]:
 
 
 def end_sessions() -> None:
-    """Ends the sessions of this thread's Django connections. The next use of an alias begins anew, whatever was done to it."""
+    """Ends the sessions of this thread's Django connections. The next use of an alias has a new session."""
     for wrapper in connections.all(initialized_only=True):
-        if wrapper.vendor == "postgresql":  # another one may be in memory only
-            del connections[wrapper.alias]
-            if wrapper.connection is not None:
-                with suppress(DatabaseError):
-                    wrapper.connection.close()  # a pool would lend the session again
+        if wrapper.vendor == "postgresql" and wrapper.connection is not None:
+            with suppress(DatabaseError):
+                wrapper.connection.close()  # a pool would lend the session again
         wrapper.close()
 
 
