@@ -30,7 +30,7 @@ from streams import caches, registry
 from streams.db import testcase
 from streams.errors import HandlerFailed, InTransaction
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import call_undivided
+from streams.follow.handler_transaction import call_undivided
 from streams.follow.handlers import Handler, handlers_of, load_handlers
 from streams.holds.maintenance import session_changing_facts
 from streams.reading.looker import end_looks

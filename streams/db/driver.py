@@ -67,6 +67,7 @@ __all__ = [
     "database_lost",
     "direct_connection",
     "dsn",
+    "end_sessions",
     "execute_prepared",
     "explain",
     "go_to_last_result",
@@ -358,6 +359,15 @@ def past_pooler(using: str) -> Iterator[None]:
     finally:
         wrapper.close()
         wrapper.settings_dict = given
+
+
+def end_sessions() -> None:
+    """Ends the sessions of this thread's Django connections. The next use of an alias has a new session."""
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.vendor == "postgresql" and wrapper.connection is not None:
+            with suppress(DatabaseError):
+                wrapper.connection.close()  # a pool would lend the session again
+        wrapper.close()
 
 
 @contextmanager

@@ -8,17 +8,17 @@ gone from the stream's tables by then, and the chunk then has no model instances
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models.functions import Now
 
 from streams.core.json_codec import decode_json, encode_json
-from streams.db import driver
 from streams.errors import UnknownReader
 from streams.follow.chunks import Chunk, FollowedFact
+from streams.follow.handler_transaction import call_undivided, commit_once
 from streams.follow.handlers import Handler, OnFailure, effects_database_of, handlers_of
 from streams.follow.part_cursors import lock_part
 from streams.replication.protocol.ordering import FollowedRow
@@ -116,67 +116,30 @@ def retry_one(handler: Handler, key: int) -> bool | None:
     Returns false if the handler fails. Returns None if another process is retrying the dead letter, or has deleted it, or if
     an earlier dead letter has stopped its key.
     """
-    using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
+    facts, was_retried = parked_facts(handler.reader).using(handler.effects_database), False
+
+    def work() -> None:
+        nonlocal was_retried
+        found = facts.filter(pk=key).first()
+        if found is None or _must_wait(found, handler):
+            return
+        parked = facts.select_for_update(skip_locked=True).filter(pk=key).first()
+        if parked is None:
+            return
+        rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in _sent(parked.rows)]
+        call_undivided(handler, Chunk(parked.stream, rows, handler.streams_database))
+        parked.delete()
+        was_retried = True
+
     try:
-        with transaction.atomic(using=using):
-            found = facts.filter(pk=key).first()
-            if found is None or _must_wait(found, handler):
-                return None
-            parked = facts.select_for_update(skip_locked=True).filter(pk=key).first()
-            if parked is None:
-                return None
-            rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in _sent(parked.rows)]
-            call_undivided(handler, Chunk(parked.stream, rows, handler.streams_database))
-            parked.delete()
+        commit_once(handler, work)
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
         tried = facts.filter(pk=key)
         if (fact := tried.first()) is not None:
             tried.update(attempts=fact.attempts + 1, tried_at=Now(), **_trace(error))
         log.warning("reader.fact_failed_again", reader=handler.reader, stream=handler.stream, error=error_text(error))
         return False
-    return True
-
-
-def call_undivided(handler: Handler, chunk: Chunk) -> None:
-    """Calls the handler in the open transaction, whose end is the caller's.
-
-    Raises ``TransactionManagementError`` if the handler has ended the transaction itself, or caught a database error inside it.
-    Then its effects are undone, or no longer in one transaction with the cursor, and it would seem that it had succeeded.
-    """
-    connection = connections[handler.effects_database]
-
-    def is_open() -> bool:
-        opened = connection.connection
-        return opened is not None and not opened.closed and driver.transaction_status(opened) != driver.IDLE
-
-    has_ended, was_used = False, is_open()
-
-    def check_not_ended() -> None:
-        nonlocal has_ended
-        has_ended = has_ended or (was_used and not is_open())
-        if has_ended:
-            raise ended
-
-    def execute(call: Callable[..., Any], *arguments: Any) -> Any:
-        nonlocal was_used
-        check_not_ended()  # else the statement, of a later fact perhaps, would be committed by itself, and come again
-        result = call(*arguments)
-        # Not before: of a first statement that fails, the driver may have sent nothing, or it sends the statement again.
-        was_used = True
-        return result
-
-    ended = transaction.TransactionManagementError(
-        "The handler ended its transaction itself, by COMMIT or ROLLBACK, or by closing its connection. Put what is "
-        "to be undone alone into a transaction.atomic block of its own."
-    )
-    with connection.execute_wrapper(execute):
-        handler.call(chunk)
-    check_not_ended()
-    if transaction.get_rollback(handler.effects_database):
-        raise transaction.TransactionManagementError(
-            "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
-            "Put what may fail into a transaction.atomic block of its own."
-        )
+    return was_retried or None
 
 
 def drop_parked(reader: str, stream: str | None = None, token: int | Sequence[int] | None = None) -> int:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from django.db import DEFAULT_DB_ALIAS, connections, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import connections
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import call_undivided, park
+from streams.follow.dead_letters import park
+from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, call_undivided, commit_once, works
 from streams.follow.handlers import Handler, OnFailure
 from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
 from streams.runtime.logs import get_logger
@@ -31,54 +31,8 @@ log = get_logger(__name__)
 LONGEST_RETRY_SECONDS = 30.0
 
 
-class ConnectionLost(Exception):
-    """The error after a lost database connection. The stored cursor shows if the last transaction was committed."""
-
-
 class Stopped(Exception):
     """The exception that ends a delivery because the reader must stop before the whole chunk is handled."""
-
-
-def commit_once(handler: Handler, using: str, work: Callable[[], None], committed: Callable[[], None]) -> None:
-    """Calls ``work`` in a transaction, and ``committed`` once it is committed.
-
-    Raises ``ConnectionLost`` if the database connection broke, and otherwise the error of ``work`` or of the commit.
-    """
-    connection, is_committed = connections[using], False
-
-    def after_commit() -> None:
-        nonlocal is_committed
-        is_committed = True
-        committed()
-
-    try:
-        with transaction.atomic(using=using, durable=True):
-            # This must be the first commit hook. In another order: the transaction is committed, a hook of the handler fails, and
-            # the facts seem not to be handled. They would be handled again, parked, or end the reader.
-            transaction.on_commit(after_commit, using=using)
-            work()
-    except (ReaderFenced, CursorMoved):
-        raise
-    except Exception as error:
-        # The next attempt, and the facts behind, must not have what the handler did to the session, such as a setting.
-        is_lost = _is_lost_after_closing(connection)
-        if is_committed:
-            log.exception("reader.commit_hook_failed", reader=handler.reader, stream=handler.stream)
-        elif is_lost:
-            raise ConnectionLost(driver.explain(error)) from error
-        else:
-            raise
-
-
-def _is_lost_after_closing(connection: BaseDatabaseWrapper) -> bool:
-    # The handler may have closed the connection itself, so that a closed one says nothing of the database.
-    if not connection.in_atomic_block:
-        connection.close()
-    try:
-        connection.ensure_connection()
-    except Exception:  # noqa: BLE001 - a backend may have errors of its own, as that of the embedded server has
-        return True
-    return not connection.is_usable()
 
 
 class Delivery:
@@ -90,7 +44,6 @@ class Delivery:
         owner: Owner,
         stored: VectorToken,
         pause: Callable[[float], bool],
-        using: str | None = None,
         session_lock: int | None = None,
     ) -> None:
         self.stored = stored
@@ -100,7 +53,7 @@ class Delivery:
         self._handler = handler
         self._owner = owner
         self._pause = pause  # waits for this number of seconds; returns True if the reader must stop
-        self._using = using or DEFAULT_DB_ALIAS
+        self._using = handler.effects_database
 
     def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
         """Calls the handler until the whole chunk is handled, and moves the cursor to ``upto``.
@@ -136,7 +89,8 @@ class Delivery:
         Raises ``ReaderFenced``, ``ConnectionLost`` or ``CursorMoved``.
         """
         if token != self.stored:
-            self._move_guarded(token, (0, 0))
+            with as_connection_lost():
+                self._move(token, (0, 0))
 
     def pop_counts(self) -> tuple[int, int]:
         """Returns two numbers of facts since the last call of this method: (handled, parked)."""
@@ -148,40 +102,25 @@ class Delivery:
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
         counts = (chunk.fact_count, 0)
-        if not self._handler.atomic:
-            error = self._call(chunk)
-            connections[self._using].close_if_unusable_or_obsolete()
-            # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
-            if error is None:
-                self._move_guarded(goal, counts)
-            return error
-
-        failed: list[Exception] = []
-
-        def handle() -> None:
-            error = self._call(chunk, in_transaction=True)
-            if error is not None:
-                failed.append(error)
-                raise error
-
         try:
-            self._move_guarded(goal, counts, handle)
+            if self._handler.atomic:
+                self._move(goal, counts, lambda: call_undivided(self._handler, chunk))
+                return None
+            self._handler.call(chunk)
         except (ReaderFenced, CursorMoved, ConnectionLost):
             raise
-        except Exception as error:  # noqa: BLE001 - deferred constraints are the handler's, too
-            return failed[0] if failed else error
-        return None
-
-    def _call(self, chunk: Chunk, *, in_transaction: bool = False) -> Exception | None:
-        try:
-            call_undivided(self._handler, chunk) if in_transaction else self._handler.call(chunk)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is its failure, and deferred constraints
+            if not self._handler.atomic:
+                driver.end_sessions()
             return error
+        if not works(self._using) or not connections[self._using].get_autocommit():
+            driver.end_sessions()
+        # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
+        with as_connection_lost():
+            self._move(goal, counts)
         return None
 
-    def _move_guarded(
-        self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None
-    ) -> None:
+    def _move(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None) -> None:
         """Calls ``work``, and moves the stored cursor to ``token``, in one transaction.
 
         ``counts`` is a pair of numbers of facts (handled, parked). They are added to the counts of this delivery after
@@ -204,7 +143,7 @@ class Delivery:
                 way, hold = (self.stored, token), (self._session_lock, self._place)
                 place = move_cursor(cursor, self._owner, self._handler.stream, way, counts, hold)
 
-        commit_once(self._handler, self._using, handle_and_move, committed)
+        commit_once(self._handler, handle_and_move, committed)
 
     # --- one difficult fact ---------------------------------------------------------------------------------------
 
@@ -241,5 +180,6 @@ class Delivery:
         failure, made = error, attempts
 
         # One transaction stores the dead letter and moves the cursor: the fact is never lost, and never both parked and handled.
-        self._move_guarded(goal, (0, 1), lambda: park(handler, fact, failure, made))
+        with as_connection_lost():
+            self._move(goal, (0, 1), lambda: park(handler, fact, failure, made))
         log.error("reader.fact_parked", reader=handler.reader, where=where, attempts=attempts, error=error_words(error))

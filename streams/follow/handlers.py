@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import enum
 import inspect
+import os
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.db import connections
+from django.db.transaction import TransactionManagementError
 from django.utils.module_loading import autodiscover_modules
 
 from streams import registry
@@ -141,13 +145,25 @@ class Handler:
 
     def call(self, chunk: Chunk) -> None:
         """Calls the function with the facts of the chunk. Raises its errors, or ``HandlerEnded``."""
+        connection, process = connections[self.effects_database], os.getpid()
+        blocks = len(connection.atomic_blocks)
         try:
             self._call(chunk)
-        except (Exception, KeyboardInterrupt):
+        except Exception:
             raise
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # of a terminal
             # Of code that the function calls: ``sys.exit``, a task of asyncio that was cancelled.
             raise HandlerEnded(f"{type(error).__name__}: {error_words(error)}".rstrip(": ")) from error
+        finally:
+            if os.getpid() != process:
+                os._exit(1)  # a child of the function would go on as the reader, in the session of its parent
+            left = connection.atomic_blocks[blocks:]
+            for block in reversed(left):
+                block.__exit__(HandlerEnded, HandlerEnded(), None)
+        if left:
+            raise TransactionManagementError("The handler left a transaction.atomic block open.")
 
     def _call(self, chunk: Chunk) -> None:
         if not self.each:

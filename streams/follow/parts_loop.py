@@ -25,14 +25,15 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import HandlerFailed
 from streams.follow.chunks import Chunk
-from streams.follow.dead_letters import call_undivided, park
-from streams.follow.delivery import LONGEST_RETRY_SECONDS, ConnectionLost, Delivery, commit_once
+from streams.follow.dead_letters import park
+from streams.follow.delivery import LONGEST_RETRY_SECONDS, Delivery
+from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, call_undivided, commit_once, works
 from streams.follow.handlers import OnFailure
 from streams.follow.part_cursors import PartCursors, processes
 from streams.follow.part_plan import PARTS, Part, Plan, Window, share_of
 from streams.follow.part_source import KeyFact, PartSource
 from streams.follow.stored_cursors import CursorMoved
-from streams.follow.table_loop import HandlerLoop, as_connection_lost
+from streams.follow.table_loop import HandlerLoop
 from streams.runtime.logs import get_logger
 from streams.runtime.text import error_words
 
@@ -198,7 +199,7 @@ class PartsLoop(HandlerLoop):
             self.facts_parked += batch.parked.total()
 
         try:
-            commit_once(self.handler, self._using, work, committed)
+            commit_once(self.handler, work, committed)
         except (ConnectionLost, CursorMoved):
             raise
         except Exception as error:
@@ -255,6 +256,11 @@ class PartsLoop(HandlerLoop):
         (whole,) = self._chunk(fact).facts
         park(self.handler, whole, error, attempts, (fact.part, fact.key))
         batch.parked[fact.part] += 1
+        if attempts:
+            log.error(
+                "reader.fact_parked", reader=self.handler.reader, stream=self.handler.stream, token=fact.token, key=fact.key,
+                attempts=attempts, error=error_words(error),
+            )  # fmt: skip
 
     def _pace(self, batch: _Batch, seconds: float) -> None:
         limit = BATCH_SECONDS + seconds - batch.handler_seconds
@@ -270,7 +276,7 @@ class PartsLoop(HandlerLoop):
 
         After the last attempt the fact is parked. Rows of the fact that have other keys are handled then, if they can be.
         """
-        ((token, number),) = batch.plan.facts
+        ((_, number),) = batch.plan.facts
         attempts = 1 + next(part.attempts for part in batch.parts if part.number == number)
         is_last = attempts >= (self.handler.attempts or 0)
         for group in [[fact] for fact in facts] if is_last else [facts]:
@@ -280,18 +286,13 @@ class PartsLoop(HandlerLoop):
                     if is_last:
                         connections[self._using].check_constraints()  # the deferred ones, too
             except Exception as error:
-                connection = connections[self._using]
-                if connection.needs_rollback or not connection.is_usable():  # its savepoint is gone, too
+                if not works(self._using):  # its savepoint is gone, too
                     raise
                 if not is_last:
                     with connections[self._using].cursor() as cursor:
                         self._store_failure(cursor, batch, error)
                     return
                 self._park(batch, group[0], error, attempts)
-                log.error(
-                    "reader.fact_parked", reader=self.handler.reader, stream=self.handler.stream, token=token,
-                    key=group[0].key, attempts=attempts, error=error_words(error),
-                )  # fmt: skip
             else:
                 batch.handled.update(fact.part for fact in group)
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from typing import Any
 
 from django.db import connections, transaction
@@ -20,7 +19,8 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.follow.asked_retries import AskedRetries
 from streams.follow.chunks import Chunk
-from streams.follow.delivery import ConnectionLost, Delivery, Stopped
+from streams.follow.delivery import Delivery, Stopped
+from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, works
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
 from streams.follow.part_cursors import PartCursors
@@ -90,7 +90,7 @@ class HandlerLoop:
         finally:
             self._ahead.shutdown(wait=True, cancel_futures=True)
             self._source.close()
-            connections.close_all()  # of this thread
+            driver.end_sessions()
             ended()
 
     def _run(self) -> None:
@@ -111,7 +111,7 @@ class HandlerLoop:
             except (ConnectionLost, driver.DatabaseError) as error:
                 self._database_lost.begins(driver.explain(error))
                 self._source.close()
-                connections.close_all()
+                driver.end_sessions()
                 if self._stop.wait(retry_seconds):
                     return
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
@@ -132,7 +132,7 @@ class HandlerLoop:
             self._check_epoch(cursor, kept[1], epoch)
             self._source.check_given_out(kept[0])
         self.cursor = kept[0]
-        return Delivery(handler, self._owner, kept[0], self._stop.wait, self._using, self._source.session_lock)
+        return Delivery(handler, self._owner, kept[0], self._stop.wait, self._source.session_lock)
 
     def _unite(self, cursor: Any) -> None:
         PartCursors(self.handler.reader, self.handler.stream, "").unite(cursor)
@@ -205,16 +205,10 @@ class HandlerLoop:
         # The event is cleared before the caller reads the positions, and nowhere else. In the other order, the positions are
         # read, a fact commits, its notification sets the event, the event is cleared, and the fact waits for the next heartbeat.
         self._news.clear()
+        if not works(
+            self._using
+        ):  # the server may end a session that was idle, and that is no failure of the next fact
+            driver.end_sessions()
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)
             self._store_due = time.monotonic() + beat_seconds
-
-
-@contextmanager
-def as_connection_lost() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error.__cause__, driver.DatabaseError):
-            raise ConnectionLost(str(error)) from error
-        raise

@@ -58,7 +58,7 @@ def take_new(chunk: Chunk) -> None:
     take(chunk, "late")
 
 
-_move, _move_guarded = delivery.move_cursor, delivery.Delivery._move_guarded
+_move, _commit = delivery.move_cursor, delivery.Delivery._move
 
 
 def move_and_die(*arguments):
@@ -67,14 +67,14 @@ def move_and_die(*arguments):
     die("cursor")
 
 
-def move_guarded_and_die(self, *arguments):
+def commit_and_die(self, *arguments):
     """Commit, then die."""
-    _move_guarded(self, *arguments)
+    _commit(self, *arguments)
     die("commit")
 
 
 delivery.move_cursor = move_and_die
-delivery.Delivery._move_guarded = move_guarded_and_die
+delivery.Delivery._move = commit_and_die
 if __name__ == "__main__":
     sys.argv = ["manage.py", *sys.argv[3:]]
     execute_from_command_line(sys.argv)

@@ -235,8 +235,12 @@ assert told("mailer") == appended()
 """
 #: What a handler does to its transaction, session or thread with one fact is that fact's failure: it is parked, and others go on.
 ENDS = """
+import logging
 from shop.handlers import HOSTILE
 
+logged = []
+log = logging.getLogger("streams.follow.parts_loop")
+log.addHandler(type("Kept", (logging.Handler,), {"emit": lambda self, record: logged.append(record.msg)})())
 keys = [keys[0] for keys in keys_of_parts().values()][:8]
 append(keys, range(3))
 for key, number in zip(keys, HOSTILE):
@@ -246,6 +250,7 @@ catch_up("parker", 2)
 assert told("parker") == {key: [*range(6)] for key in keys}, told("parker")
 parked = {one.rows[0]["number"]: one for one in parked_facts("parker", "orders")}
 assert parked.keys() == HOSTILE.keys(), parked
+assert sum("reader.fact_parked" in str(line) for line in logged) == len(parked), logged
 # A session that was ended may have its part for a moment longer, and then there is one attempt more.
 assert all(one.attempts in (2, 3) for one in parked.values()), [(key, one.attempts) for key, one in parked.items()]
 assert all("ended its transaction itself" in parked[number].error for number in (-2, -4, -5)), parked[-4].error
@@ -334,6 +339,18 @@ assert [row["number"] for row in parked.rows] == [666, 4]
 Path("poison").unlink()
 assert retry_parked("mailer") == (1, 0)
 assert told("mailer") == appended()
+"""
+#: A row that ends the session takes along the rows of its fact whose keys are in its part: all are parked, and no other.
+ENDS_OF_ROWS = """
+(first, second, *_), (third, *_), *_ = (keys for keys in keys_of_parts().values() if len(keys) > 1)
+for number in (1, -3, 2):
+    with Order.stream.reserve() as reserved:
+        rows = [(first, 4), (second, number), (third, 5), (None, 6)]
+        reserved.write(*(Order(stream_id=reserved.ids[0], order_id=key, number=n) for key, n in rows))
+catch_up("parker", 2)
+assert told("parker") == {first: [4] * 2, second: [1, 2], third: [5] * 3, None: [6] * 3}, told("parker")
+catch_up("mailer", 2)
+assert told("mailer") == {first: [4], second: [1], third: [5] * 3, None: [6] * 3}, told("mailer")
 """
 ONE_SNAPSHOT = """
 connections["default"].settings_dict["OPTIONS"]["options"] += r" -cdefault_transaction_isolation=repeatable\\ read"
@@ -439,6 +456,7 @@ def count_by(process: int) -> int:
         pytest.param(POISON, id="poison"),
         pytest.param(ENDS, id="ends of transaction, session and thread"),
         pytest.param(ROWS, id="rows"),
+        pytest.param(ENDS_OF_ROWS, id="ends of rows"),
         pytest.param(CHANGES, id="changes"),
         pytest.param(ONE_SNAPSHOT + SHARED, id="shared in one snapshot"),
         pytest.param(ONE_SNAPSHOT + POISON, id="poison in one snapshot", marks=pytest.mark.scenario),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.core.management.color import no_style
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -33,6 +34,9 @@ def mailer():
     def mail(one):
         if one.cache_name == "bad":
             raise ValueError("no such address")
+        if one.cache_name == "passed over":
+            with suppress(DatabaseError), connection.cursor() as cursor:
+                cursor.execute("SELECT 1/0")
         if one.cache_name == "again":
             append()
         SEEN.append(one.stream_id)
@@ -126,6 +130,11 @@ class TestOpen:
             stream().append(cache_name="bad", keys=[])
         assert len(SEEN) == 1
 
+    def test_error_of_the_database_that_a_handler_passes_over_is_raised(self):
+        with pytest.raises(transaction.TransactionManagementError, match="passed over"), testing.handled("mailer"):
+            stream().append(fact("passed over"))
+        assert stream().read().facts
+
     def test_after_an_error_in_the_block_nothing_is_handled(self):
         with pytest.raises(KeyError), testing.handled("mailer"):
             append()
@@ -206,6 +215,10 @@ class TestCommitting:
 
     def test_two(self):
         self.check()
+
+    test_error_of_the_database_that_a_handler_passes_over_is_raised = (
+        TestOpen.test_error_of_the_database_that_a_handler_passes_over_is_raised
+    )
 
     def test_handled_inside_of_a_transaction_is_refused(self):
         with transaction.atomic(), pytest.raises(InTransaction):
