@@ -71,6 +71,7 @@ __all__ = [
     "execute_prepared",
     "explain",
     "go_to_last_result",
+    "has_ended",
     "in_transaction",
     "lock_timed_out",
     "looker_key",
@@ -359,6 +360,12 @@ def past_pooler(using: str) -> Iterator[None]:
     finally:
         wrapper.close()
         wrapper.settings_dict = given
+
+
+def has_ended(wrapper: BaseDatabaseWrapper) -> bool:
+    """Returns true if the server has ended the session of Django's connection while it was idle. Asks the server nothing."""
+    session = wrapper.connection
+    return session is not None and (bool(session.closed) or bool(ready_to_read([session], 0)))
 
 
 def end_sessions() -> None:

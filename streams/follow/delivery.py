@@ -21,7 +21,7 @@ from streams.db import driver
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
 from streams.follow.dead_letters import park
-from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, call_undivided, commit_once, works
+from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, call_undivided, commit_once
 from streams.follow.handlers import Handler, OnFailure
 from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
 from streams.runtime.logs import get_logger
@@ -113,7 +113,8 @@ class Delivery:
             if not self._handler.atomic:
                 driver.end_sessions()
             return error
-        if not works(self._using) or not connections[self._using].get_autocommit():
+        connection = connections[self._using]
+        if driver.has_ended(connection) or not connection.get_autocommit():
             driver.end_sessions()
         # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
         with as_connection_lost():

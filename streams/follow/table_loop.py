@@ -20,7 +20,7 @@ from streams.db import driver
 from streams.follow.asked_retries import AskedRetries
 from streams.follow.chunks import Chunk
 from streams.follow.delivery import Delivery, Stopped
-from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, works
+from streams.follow.handler_transaction import ConnectionLost, as_connection_lost
 from streams.follow.handlers import Handler
 from streams.follow.lag_histogram import DelaySamples
 from streams.follow.part_cursors import PartCursors
@@ -205,9 +205,7 @@ class HandlerLoop:
         # The event is cleared before the caller reads the positions, and nowhere else. In the other order, the positions are
         # read, a fact commits, its notification sets the event, the event is cleared, and the fact waits for the next heartbeat.
         self._news.clear()
-        if not works(
-            self._using
-        ):  # the server may end a session that was idle, and that is no failure of the next fact
+        if driver.has_ended(connections[self._using]):  # which is no failure of the next fact
             driver.end_sessions()
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)
