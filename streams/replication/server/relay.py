@@ -51,8 +51,9 @@ RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
 #: Most commands that are relayed in a second: of one client, of all clients together, and of all other servers together.
-#: One client gets at most as many as the other clients have not used of the second number. A command counts once for each
-#: ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
+#: A client gets at most an equal share of the second number, with one share left over for a client that said nothing in the
+#: second before. A command counts once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients
+#: with a slow connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
@@ -142,7 +143,10 @@ class Relay:
         self.dropped: Counter[str] = Counter()
         self._broadcaster = broadcaster
         self._key = uuid.uuid4().hex
-        self._of_clients, self._of_servers = SecondTotal(), SecondTotal()
+        self._of_servers = SecondTotal()
+        #: The weight that was relayed in the present second by the client's key, when that began, and a client's share of it.
+        self._used: Counter[str] = Counter()
+        self._second, self._share = -math.inf, RELAYED_A_SECOND
         #: Lines for the clients of this server, and the time of the next write.
         self._due: list[RelayedLine] = []
         self._next_write = -math.inf
@@ -188,9 +192,16 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         now = time.monotonic()
-        of_client, of_all = sender.relayed.at(now), self._of_clients.at(now)
-        room = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - of_all) - of_client
-        lines = self._lines(commands, sender, room, (sender.relayed, self._of_clients))
+        if now >= self._second + 1.0:
+            # Shares are of the clients of the second before. Otherwise two clients that flood could use up each second as it
+            # begins, and nothing that another client says would be relayed, ever.
+            clients = len(self._used) if now < self._second + 2.0 else 0
+            self._share = max(min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND // (clients + 1)), 1)
+            self._second = now
+            self._used.clear()
+        room = min(self._share - self._used[sender.key], ALL_RELAYED_A_SECOND - self._used.total())
+        lines = self._lines(commands, sender, room)
+        self._used[sender.key] += sum(map(_weight, lines))
         self._send_to_clients(lines)
         for line in lines:
             self._wait(line)
@@ -202,11 +213,10 @@ class Relay:
         commands: Sequence[Command],
         sender: ReplicationClient | None,
         room: int,
-        totals: Sequence[SecondTotal],
     ) -> list[RelayedLine]:
         """Returns the lines of the commands that may be relayed, and calls their hooks. Drops and counts the others.
 
-        ``room`` is the greatest weight of these lines. Their weight is added to ``totals``.
+        ``room`` is the greatest weight of these lines.
         """
         lines: list[RelayedLine] = []
         for number, command in enumerate(commands):
@@ -219,14 +229,11 @@ class Relay:
                 # JSON in ASCII may be longer than the received JSON.
                 self.dropped[command.WORD] += 1
                 continue
-            weight = math.ceil(len(data) / RELAYED_BYTES)
-            if weight > room:
+            line = RelayedLine(command.WORD, data, sender)
+            if (room := room - _weight(line)) < 0:
                 self.dropped.update(late.WORD for late in commands[number:])
                 break
-            room -= weight
-            for total in totals:
-                total.add(weight)
-            lines.append(RelayedLine(command.WORD, data, sender))
+            lines.append(line)
             dispatch(command)
         return lines
 
@@ -317,4 +324,10 @@ class Relay:
             log.warning("relay.not_understood", error=str(error))
             return
         room = OTHERS_RELAYED_A_SECOND - self._of_servers.at(time.monotonic())
-        self._send_to_clients(self._lines(commands, None, room, [self._of_servers]))
+        lines = self._lines(commands, None, room)
+        self._of_servers.add(sum(map(_weight, lines)))
+        self._send_to_clients(lines)
+
+
+def _weight(line: RelayedLine) -> int:
+    return math.ceil(len(line.data) / RELAYED_BYTES)
