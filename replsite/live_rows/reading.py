@@ -125,7 +125,7 @@ class _Reading:
         # transaction's snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no
         # fixed snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves
         # and stores 6, and the position is read at 6.
-        writers = read_writers(cursor)
+        writers = read_writers(cursor, self.declarations)
         cursor.execute("SELECT clock_timestamp()")
         (self.as_of,) = cursor.fetchone()
         self.at = self.as_of.timestamp()

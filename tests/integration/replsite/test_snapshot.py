@@ -438,6 +438,16 @@ def test_of_many_that_retired_at_once_the_last_are_listed():
     assert caches.retired_before == 10
 
 
+def test_positions_of_a_stream_that_is_no_more_are_no_stream():
+    """Its model was deleted, or the stream was renamed. Its name was idle for ever."""
+    StreamPosition.objects.create(stream="deleted", instance_name="master", position=7)
+    with connection.cursor() as cursor, transaction.atomic():
+        assert "deleted" not in [stream.name for stream in read_snapshot().streams]
+        cursor.execute("INSERT INTO streams_held SELECT 4000, 'deleted', sequence, false FROM streams_held LIMIT 1")
+        assert "deleted" in [stream.name for stream in read_snapshot().streams], "another version of the program has it"
+        transaction.set_rollback(True)
+
+
 def test_writers_that_are_not_listed_still_count():
     """Their facts are part of the stream: head, linear position and readers' lag know them."""
     append(3)
