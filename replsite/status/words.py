@@ -109,7 +109,7 @@ class ReaderWord(_Word):
     GONE = (
         "gone",
         "no sign of life for three periods (warning), or closed, with the reason (fine); listed for five "
-        "minutes (connections), a day (others), 30 days (Spark queries), or until forgotten (named readers)",
+        "minutes (connections), a day (others), or until forgotten (named readers, Spark queries)",
         "warning",
     )
     WENT_BACK = (
