@@ -127,7 +127,8 @@ class ReaderWord(_Word):
     LEFT_BEHIND = (
         "left behind",
         "a named reader: no process runs it, and facts are unread, both for longer than "
-        "`REPLSITE_LEFT_BEHIND_AFTER_SECONDS`, and its period in `REPLSITE_READER_PERIODS`",
+        "`REPLSITE_LEFT_BEHIND_AFTER_SECONDS`, and its period in `REPLSITE_READER_PERIODS`; or unread facts were "
+        "trimmed",
         "wrong",
     )
     STOPPED = (
