@@ -132,6 +132,8 @@ def recording_verdict(row: RecordedRow, limits: Limits, as_of: datetime) -> Verd
         if row.command:
             command = " ".join(("manage.py", row.command))
         text = f"Its recorder, {recorder}, {how}. Go on: {command}.{missed}"
+        if row.ended_at is None:
+            text += f" If it is not wanted any more: manage.py streams forget {quote(row.record)}."
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if row.ranges_missed else Severity.FINE
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {row.server_name}, recorded by {recorder}.{missed}")

@@ -53,7 +53,8 @@ class WriterWord(_Word):
     )
     RECORDING_STOPPED = (
         "recording stopped",
-        "the recorder of that server was ended (note), or shows no sign of life for three periods",
+        "the recorder of that server was ended (note, listed for a day), or an error or a kill ended it: no sign of "
+        "life for three periods (listed until it runs again, or `streams forget RECORD`)",
         "warning",
     )
 
