@@ -27,7 +27,7 @@ from streams.db import driver
 from streams.reading.notify import NotifyListener
 from streams.reading.trust import TrustedSessions
 from streams.replication.common.command_hooks import dispatch
-from streams.replication.common.second_total import SecondTotal
+from streams.replication.common.second_total import SecondShares
 from streams.replication.common.write_behind import BackgroundWriter
 from streams.replication.errors import CommandError, UnsendableCommand
 from streams.replication.protocol.commands import (
@@ -51,9 +51,8 @@ RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
 #: Most commands that are relayed in a second: of one client, of all clients together, and of all other servers together.
-#: A client gets at most an equal share of the second number, with one share left over for a client that said nothing in the
-#: second before. A command counts once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients
-#: with a slow connection.
+#: A client gets at most an equal share of the second number, and a server of the third (``SecondShares``). A command counts
+#: once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
@@ -143,10 +142,8 @@ class Relay:
         self.dropped: Counter[str] = Counter()
         self._broadcaster = broadcaster
         self._key = uuid.uuid4().hex
-        self._of_servers = SecondTotal()
-        #: The weight that was relayed in the present second by the client's key, when that began, and a client's share of it.
-        self._used: Counter[str] = Counter()
-        self._second, self._share = -math.inf, RELAYED_A_SECOND
+        #: The weight that was relayed in the present second, by the keys of clients and of other servers.
+        self._of_clients, self._of_servers = SecondShares(), SecondShares()
         #: Lines for the clients of this server, and the time of the next write.
         self._due: list[RelayedLine] = []
         self._next_write = -math.inf
@@ -192,16 +189,9 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         now = time.monotonic()
-        if now >= self._second + 1.0:
-            # Shares are of the clients of the second before. Otherwise two clients that flood could use up each second as it
-            # begins, and nothing that another client says would be relayed, ever.
-            clients = len(self._used) if now < self._second + 2.0 else 0
-            self._share = max(min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND // (clients + 1)), 1)
-            self._second = now
-            self._used.clear()
-        room = min(self._share - self._used[sender.key], ALL_RELAYED_A_SECOND - self._used.total())
+        room = self._of_clients.room(sender.key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
         lines = self._lines(commands, sender, room)
-        self._used[sender.key] += sum(map(_weight, lines))
+        self._of_clients.add(sender.key, sum(map(_weight, lines)))
         self._send_to_clients(lines)
         for line in lines:
             self._wait(line)
@@ -323,9 +313,9 @@ class Relay:
             self.dropped["relay"] += 1
             log.warning("relay.not_understood", error=str(error))
             return
-        room = OTHERS_RELAYED_A_SECOND - self._of_servers.at(time.monotonic())
+        room = self._of_servers.room(part.server, time.monotonic(), OTHERS_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND)
         lines = self._lines(commands, None, room)
-        self._of_servers.add(sum(map(_weight, lines)))
+        self._of_servers.add(part.server, sum(map(_weight, lines)))
         self._send_to_clients(lines)
 
 

@@ -166,6 +166,27 @@ def test_who_says_little_is_heard_beside_clients_that_flood(relay, broadcaster, 
     assert most <= 2 * ALL_RELAYED_A_SECOND
 
 
+def test_a_server_whose_clients_say_little_is_heard_beside_servers_whose_clients_flood(relay, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.append)
+
+    def receive(server: str, data: bytes) -> None:
+        relay._receive([Part.parse(payload) for payload in parts_of(server, data)])
+
+    heard = 0
+    for _ in range(20):
+        sent.clear()
+        for _ in range(10):
+            clock.now += 0.1
+            for server in ("north", "south"):
+                receive(server, b"REMOTE_SERVER_UP a\n" * 2_000)
+        receive("west", format_line(UP))
+        heard += any(line.data == format_line(UP) for lines in sent for line in lines)
+    assert heard >= 18
+
+
 async def test_other_servers_get_it_once_however_often_it_is_said_in_a_moment(relay, broadcaster):
     for _ in range(3):
         relay.pass_on([UP], broadcaster.clients["sender"])
