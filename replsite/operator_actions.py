@@ -39,7 +39,7 @@ from streams.follow.handlers import effects_database_of, load_handlers
 from streams.follow.lease import reader_row_key
 from streams.follow.resync_plan import sentences_of
 from streams.holds.end import blockers, end_blockers, end_holders, old_holders
-from streams.models import ParkedFact, Reader, StoredCursor, StreamPosition
+from streams.models import ParkedFact, Reader, RecordedServer, StoredCursor, StreamPosition
 from streams.reading.reader_table import QUERY
 from streams.runtime.amounts import counted
 from streams.runtime.moments import moment_of
@@ -122,6 +122,8 @@ def _forget(asked: Asked) -> Plan:
     cursors = [cursor for cursor in cursors_of(name) if asked.stream in (None, cursor.stream)]
     keys = [reader_row_key(name), f"{QUERY}{name}"]
     row = Reader.objects.using(stream_settings().database).filter(key__in=keys).first()
+    if not cursors and row is None and asked.stream is None:
+        return _forget_record(asked)
     if not cursors and (row is None or asked.stream is not None):
         raise Http404(f"There is no reader {name!r}{f' on {asked.stream}' if asked.stream else ''}.")
     who = safe_text(name)
@@ -138,6 +140,24 @@ def _forget(asked: Asked) -> Plan:
         "Refused while a process runs it, or while facts of it are parked.",
     ]
     return Plan(f"Forget the reader {who}?", "Forget it", sentences, carry_out, cursors[0] if cursors else row)
+
+
+def _forget_record(asked: Asked) -> Plan:
+    name, by = asked.name, asked.by
+    record = RecordedServer.objects.using(stream_settings().database).filter(name=name).first()
+    if record is None:
+        raise Http404(f"There is no reader {name!r}.")
+
+    def carry_out() -> str:
+        forget_reader(name, by=by)
+        return f"{safe_text(name)} is forgotten."
+
+    sentences = [
+        f"It records {safe_text(record.server_name)}, and was last seen at {record.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC.",
+        "What it has recorded stays. It is no trouble any more, and is listed for a day at most.",
+        "Refused while a process records under this name.",
+    ]
+    return Plan(f"Forget the record {safe_text(name)}?", "Forget it", sentences, carry_out, record)
 
 
 def cursors_of(reader: str) -> list[StoredCursor]:

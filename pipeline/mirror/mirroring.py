@@ -118,7 +118,7 @@ def mirror(request: MirrorRequest, ready: Callable[[str], None], progress: TextI
             asyncio.run(_Mirroring(request, store, source, recorder, using, ready).run())
     finally:
         source.close()
-        recorder.close()
+        recorder.close(in_order=False)  # an end in order is stored by then
     total = store.total
     return Outcome(filled, total.events, total.rejected, total.refused, total.left_out, store.positions)
 
@@ -206,8 +206,10 @@ class _Mirroring:
         registration = Registration(self._follower, self._stored_here)
         storing = loop.create_task(self._store_for_ever(), name="mirror")
         storing.add_done_callback(lambda _: self._follower.finish())
+        in_order = False
         try:
             await self._follower.run()
+            in_order = True
         finally:
             storing.cancel()
             with suppress(asyncio.CancelledError):
@@ -215,7 +217,7 @@ class _Mirroring:
             await self._in_thread(self._end)
             self._thread.shutdown(wait=True)
             await registration.end()
-            await self._recording.end()
+            await self._recording.end(in_order=in_order)
 
     def _end(self) -> None:
         with suppress(*_AWAY):  # they are read again, and found empty

@@ -1,7 +1,7 @@
 """Stores a Spark query with a ``readerName`` in the table of readers, which the live page shows.
 
-The query's own cursor is in its checkpoint. So the row says what the query has handled while it runs, and until it
-is forgotten: by an operator, or after thirty days of silence.
+The query's own cursor is in its checkpoint. So the row says what the query has handled while it runs, and until an
+operator forgets it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' OR kind = 'spark' THEN true
            WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
            WHEN kind = 'connection' THEN {silent_seconds_sql("heartbeat_at")} < {CLOSED_MEMORY_SECONDS}
            ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
-ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', kind = 'connection', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
 #: Index in a row of the hash of the reader's positions.
 _POSITIONS_HASH = 8
@@ -140,6 +140,8 @@ class ReaderStreamRow:
     unrun_seconds: float = field(default=0.0, metadata=HIDDEN)
     has_ended: bool = field(default=False, metadata=HIDDEN)
     """True: the process of the named reader ended in order. False: it was killed, or hangs."""
+    trimmed_upto: int = field(default=0, metadata=HIDDEN)
+    """The ID up to which facts were trimmed that a reader, which does not run, has not read. 0: none were."""
     above: tuple[int, int] | None = field(default=None, metadata=HIDDEN)
     """(its position, the last value of the stream's sequence) if it is above that value, which cannot be right."""
 
@@ -273,7 +275,9 @@ class ReaderRow:
 def read_readers(
     cursor: Any, known: KnownPositions, writers: Mapping[str, Sequence[str]], as_of: datetime, lost_after_seconds: float
 ) -> list[ReaderRow]:
-    """Returns readers: the named ones first, then open ones, then closed ones, then named ones that have only cursors.
+    """Returns readers: the named ones first, then those without a connection here, then connections, each open ones first.
+
+    Named ones that have only cursors come last. Clients make as many connections as they like, so these come behind others.
 
     Readers that are not named are left out if their last heartbeat is old or they closed long ago. Spark queries are not,
     because their rows hold trimming back. A named reader whose process was silent for longer than ``lost_after_seconds``

@@ -51,6 +51,8 @@ from streams.conf import stream_settings
 from streams.core.names import is_name_of_writer
 from streams.core.positions import RETIRED, linear_position, lowest_unread
 from streams.core.sequences import read_sequences
+from streams.core.tokens import VectorToken
+from streams.core.watermarks import TrimMark, lost_facts, trim_marks
 from streams.db import driver
 from streams.db.consistent_read import read_only_snapshot
 from streams.holds.end import blockers
@@ -125,7 +127,7 @@ class _Reading:
         # transaction's snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no
         # fixed snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves
         # and stores 6, and the position is read at 6.
-        writers = read_writers(cursor)
+        writers = read_writers(cursor, self.declarations)
         cursor.execute("SELECT clock_timestamp()")
         (self.as_of,) = cursor.fetchone()
         self.at = self.as_of.timestamp()
@@ -147,6 +149,7 @@ class _Reading:
         self.workers = read_workers(cursor, stream_settings().worker_silence_seconds)
         self.jobs = read_jobs_with_status(cursor, self.as_of)
         self.storage: StorageView = self._seldom("storage", lambda: read_storage(cursor, self.as_of))
+        self.trim_marks: dict[str, TrimMark] = self._seldom("trim marks", lambda: trim_marks(cursor))
         self.lags = read_lags(cursor, self.declarations, self.writers, self.readers)
         self.lags.add_recorded(self.recorded, self.readers)
         if history.lag.is_cold(self.at):
@@ -371,6 +374,9 @@ class _Reading:
         row.seconds_to_current = lag.facts / -change if lag.facts and change is not None and change < 0 else None
         if lag.facts and reader.kind != "connection" and followed is not None:
             row.waits_for = self._waits_for(have, followed)
+        if have and reader.kind != "connection" and (mark := self.trim_marks.get(stream)) is not None:
+            lost = lost_facts(mark, VectorToken.of(row.position, have))
+            row.trimmed_upto = max(lost.values(), default=0)
         if reader.is_named:
             self._add_cursor(reader, row, None if followed is None else followed.sequence_value)
         row.status = reader_verdict(reader, row, self.limits, self.as_of)

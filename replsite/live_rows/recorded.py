@@ -2,8 +2,8 @@
 
 The streams and writers in a record look like our own, and are marked as recorded.
 
-One query reads all records, in the same database snapshot as everything else. A record is left out if it ended more than
-a day ago, or if its recorder has not reported for more than a day.
+One query reads all records, in the same database snapshot as everything else. A record is left out if it was ended more
+than a day ago: by its recorder, or by an operator who forgot it. One whose recorder was killed is shown until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WRITERS = f"""
 SELECT s.name, s.server_name, s.address, s.command, s.host, s.process_id, s.heartbeat_at, s.ended_at, p.stream, p.instance_name,
     p.position, p.last_fact_position, p.last_fact_at, p.last_advance_at, p.rows_recorded, p.ranges_missed
 FROM streams_recordedposition p JOIN streams_recordedserver s ON s.id = p.server_id
-WHERE p.is_current AND {silent_seconds_sql("coalesce(s.ended_at, s.heartbeat_at)")} < 86400
+WHERE p.is_current AND (s.ended_at IS NULL OR {silent_seconds_sql("s.ended_at")} < 86400)
 ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 """
 

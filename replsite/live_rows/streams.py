@@ -5,7 +5,7 @@ Here are the classes of these rows, the query that fills those of writers, and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -39,7 +39,9 @@ HOLDERS_SHOWN = 5
 
 _WRITERS = """
 SELECT stream, instance_name, abs(position), state, abs(last_write_position), last_fact_at, last_advance_at, facts_written, id
-FROM streams_streamposition ORDER BY stream, state = 'retired', instance_name
+FROM streams_streamposition p
+WHERE stream = ANY (%(declared)s) OR EXISTS (SELECT FROM streams_held h WHERE h.stream = p.stream)
+ORDER BY stream, state = 'retired', instance_name
 """
 
 
@@ -170,9 +172,12 @@ class StreamRow:
         return next((h for h in self.holders if h.status.severity >= Severity.WARNING), None)
 
 
-def read_writers(cursor: Any) -> list[WriterRow]:
-    """Returns all writers of all streams, sorted by stream. In each stream, retired writers come last."""
-    cursor.execute(_WRITERS)
+def read_writers(cursor: Any, declared: Iterable[str]) -> list[WriterRow]:
+    """Returns all writers of all streams, sorted by stream. In each stream, retired writers come last.
+
+    A stream that is neither ``declared`` here nor has tables that hold it is no more: its positions are only remembered.
+    """
+    cursor.execute(_WRITERS, {"declared": list(declared)})
     with collector_paused():
         return [WriterRow(*row) for row in cursor.fetchall()]
 

@@ -132,6 +132,8 @@ def recording_verdict(row: RecordedRow, limits: Limits, as_of: datetime) -> Verd
         if row.command:
             command = " ".join(("manage.py", row.command))
         text = f"Its recorder, {recorder}, {how}. Go on: {command}.{missed}"
+        if row.ended_at is None:
+            text += f" If it is not wanted any more: manage.py streams forget {quote(row.record)}."
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if row.ranges_missed else Severity.FINE
     return Verdict(WriterWord.RECORDED, severity, f"A writer of {row.server_name}, recorded by {recorder}.{missed}")
@@ -189,14 +191,20 @@ def _absent_reader(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Ve
     if reader.ended_at is not None:
         reason = reader.close_reason or "no reason given"
         return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
-    return _silent_reader(reader) if reader.heartbeat_seconds > limits.lost_after_seconds else None
+    return _silent_reader(reader, on) if reader.heartbeat_seconds > limits.lost_after_seconds else None
 
 
-def _silent_reader(reader: ReaderRow) -> Verdict:
+def _silent_reader(reader: ReaderRow, on: ReaderStreamRow) -> Verdict:
     silent = f"No sign of life for {duration(reader.heartbeat_seconds)}"
     if reader.kind != "spark":
         return Verdict(ReaderWord.GONE, Severity.WARNING, f"{silent}. Start it again; it goes on where it was.")
     command = f"manage.py streams forget {quote(reader.name)}"
+    if on.trimmed_upto:
+        text = (
+            f"{silent}, and facts up to {on.trimmed_upto} that it has not read were trimmed: it cannot go on. Begin it anew "
+            f"with another checkpoint. If it is not wanted any more: {command}."
+        )
+        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command, ("forget",))
     text = (
         f"{silent}: a micro-batch of it takes so long, or it has ended. Then start it again; it goes on where it was, and "
         f"holds trimming back for a week. If it is not wanted any more: {command}."
@@ -235,6 +243,13 @@ def _failed_reader(reader: ReaderRow, on: ReaderStreamRow) -> Verdict:
 
 def _unrun_reader(reader: ReaderRow, on: ReaderStreamRow, limits: Limits) -> Verdict:
     since = f"It has not run for {duration(on.unrun_seconds)}"
+    if on.trimmed_upto:
+        command = f"{_RESYNC} {quote(reader.name)}"
+        text = (
+            f"{since}, and facts up to {on.trimmed_upto} that it has not read were trimmed, so it cannot go on. If those may "
+            f"be missed: {command}."
+        )
+        return Verdict(ReaderWord.LEFT_BEHIND, Severity.WRONG, text, command, ("resync", "forget"))
     command = _start_of(reader)
     too_long = limits.left_behind_after_seconds + limits.reader_periods.get(reader.name, 0.0)
     if on.lag_facts and min(on.unrun_seconds, on.lag_seconds) > too_long:

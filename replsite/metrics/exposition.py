@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
+from streams.runtime.text import safe_text
+
 
 def as_text(families: Iterable[Metric]) -> bytes:
     """Returns gauges and counters in Prometheus's text format.
@@ -34,10 +36,10 @@ def as_text(families: Iterable[Metric]) -> bytes:
 
 
 class _Escaped(dict[str, str]):
-    """A cache of escaped label values. A value is escaped when it is first read."""
+    """A cache of escaped label values. A value is escaped when it is first read. Names of others are values, too."""
 
     def __missing__(self, value: str) -> str:
-        found = self[value] = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+        found = self[value] = safe_text(value, None).replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
         return found
 
 

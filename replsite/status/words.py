@@ -53,7 +53,8 @@ class WriterWord(_Word):
     )
     RECORDING_STOPPED = (
         "recording stopped",
-        "the recorder of that server was ended (note), or shows no sign of life for three periods",
+        "the recorder of that server was ended (note, listed for a day), or an error or a kill ended it: no sign of "
+        "life for three periods (listed until it runs again, or `streams forget RECORD`)",
         "warning",
     )
 
@@ -109,7 +110,7 @@ class ReaderWord(_Word):
     GONE = (
         "gone",
         "no sign of life for three periods (warning), or closed, with the reason (fine); listed for five "
-        "minutes (connections), a day (others), 30 days (Spark queries), or until forgotten (named readers)",
+        "minutes (connections), a day (others), or until forgotten (named readers, Spark queries)",
         "warning",
     )
     WENT_BACK = (
@@ -127,7 +128,8 @@ class ReaderWord(_Word):
     LEFT_BEHIND = (
         "left behind",
         "a named reader: no process runs it, and facts are unread, both for longer than "
-        "`REPLSITE_LEFT_BEHIND_AFTER_SECONDS`, and its period in `REPLSITE_READER_PERIODS`",
+        "`REPLSITE_LEFT_BEHIND_AFTER_SECONDS`, and its period in `REPLSITE_READER_PERIODS`; or unread facts were "
+        "trimmed",
         "wrong",
     )
     STOPPED = (

@@ -17,6 +17,7 @@ from streams.core.recorded import RECORDED_TRIMMED, is_recorded, recorded_names
 from streams.core.tokens import VectorToken
 from streams.errors import ResyncNeeded
 
+_MARKS = "SELECT stream, position, writers::text FROM streams_lowwatermark"
 _MARK = "SELECT position, writers::text FROM streams_lowwatermark WHERE stream = %(stream)s"
 
 
@@ -44,6 +45,12 @@ def trim_mark(cursor: Any, stream: str) -> TrimMark:
     cursor.execute(_MARK, {"stream": stream})
     row = cursor.fetchone()
     return TrimMark() if row is None else TrimMark(row[0], orjson.loads(row[1]))
+
+
+def trim_marks(cursor: Any) -> dict[str, TrimMark]:
+    """Returns the low-water marks of all streams of this site of which something was trimmed."""
+    cursor.execute(_MARKS)
+    return {stream: TrimMark(position, orjson.loads(writers)) for stream, position, writers in cursor.fetchall()}
 
 
 def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Removes a named reader that is no longer needed: its cursors, and its row in the table of readers.
+"""Removes a named reader that is no longer needed: its cursors, and its row in the table of readers; or ends a record.
 
 A reader cannot be removed while it runs, or while it has dead letters. If a reader with the name of a removed reader is
 started, it has no stored cursors and begins like a new reader.
@@ -13,6 +13,7 @@ from typing import Any
 
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.db.lock_holders import describe_lock_holder
 from streams.errors import FactsParked, ReaderNameTaken, UnknownReader
 from streams.follow.handlers import effects_database_of, streams_database_of
 from streams.follow.lease import hold_name, reader_row_key
@@ -26,6 +27,9 @@ _PARKED = "SELECT count(*) FROM streams_parkedfact WHERE reader = %s AND (%s::te
 #: A query stores its row once a second while it asks for new facts, and not while a micro-batch runs.
 _QUERY = "SELECT heartbeat_at < now() - make_interval(secs => %(silence)s) FROM streams_reader WHERE key = %(key)s"
 _SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
+_RECORDS = "SELECT count(*) FROM streams_recordedserver WHERE name = %s"
+#: What was recorded stays. The record is listed like one whose recorder was ended: as a note, for a day.
+_END_RECORD = "UPDATE streams_recordedserver SET ended_at = coalesce(ended_at, heartbeat_at) WHERE name = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
     Pass ``stream`` if the reader no longer follows this stream but still follows others. ``by`` is logged as the user
     who asked for the removal.
 
-    A Spark query has no cursors here; only its row is deleted.
+    A Spark query has no cursors here; only its row is deleted. The record of a foreign server (``follow --record``,
+    ``mirror``) keeps all that it has, and counts as ended.
 
     Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``FactsParked`` if the reader has dead
     letters.
@@ -55,6 +60,9 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
         cursor, row = held.cursor(), shown.cursor()
         if stream is None and not known_streams(cursor, reader) and _forget_query(row, reader):
             log.warning("reader.forgotten", reader=reader, by=by)
+            return []
+        if stream is None and not known_streams(cursor, reader) and _end_record(row, reader):
+            log.warning("record.forgotten", record=reader, by=by)
             return []
         _check_known(cursor, row, reader, stream)
         hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
@@ -85,6 +93,18 @@ def _forget_query(row: Any, name: str) -> bool:
             f"The Spark query {name!r} runs: it was heard of within {silence:g} s. End it, then forget it."
         )
     remove_reader(row, key)
+    return True
+
+
+def _end_record(row: Any, name: str) -> bool:
+    row.execute(_RECORDS, [name])
+    if not row.fetchone()[0]:
+        return False
+    key = driver.recorder_key(row, name)
+    row.execute("SELECT pg_try_advisory_lock(%s)", [key])  # until the connection closes
+    if not row.fetchone()[0]:
+        raise ReaderNameTaken(f"{name!r} is recorded by a process{describe_lock_holder(row, key)}: end it first.")
+    row.execute(_END_RECORD, [name])
     return True
 
 

@@ -44,13 +44,12 @@ CLOSED_READERS_KEPT = 1_000
 NAMED = "reader "
 #: Prefix of the key of a Spark query, whose cursor is in its checkpoint.
 QUERY = "spark:"
-#: Deletes readers that ended or fell silent long ago, and the oldest closed ones if there are too many. Named readers stay
-#: until an operator removes them. A silent Spark query goes on at its checkpoint some day, and until then its row is all
-#: that keeps trimming from its facts (``streams.maintenance.trim``, which asks for the last week).
+#: Deletes readers that ended or fell silent long ago, and the oldest closed ones if there are too many. Named readers and
+#: Spark queries stay until an operator removes them: what is stored of their cursors goes on some day. Until then the row of a
+#: query is all that keeps trimming from its facts (``streams.maintenance.trim``, which asks for the last week).
 _FORGET = f"""
-DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND (
-    closed_at < now() - interval '1 hour'
-    OR heartbeat_at < now() - CASE kind WHEN 'spark' THEN interval '30 days' ELSE interval '1 day' END
+DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND kind <> 'spark' AND (
+    closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
     OR key IN (SELECT key FROM streams_reader WHERE closed_at IS NOT NULL ORDER BY closed_at DESC OFFSET %(kept)s))
 """
 _REMOVE = "DELETE FROM streams_reader WHERE key = %(key)s"
@@ -77,10 +76,10 @@ def store_readers(
 
 
 def forget_readers(cursor: Any) -> None:
-    """Deletes readers that ended over an hour ago, or that were silent for a day, a Spark query for thirty days.
+    """Deletes readers that ended over an hour ago, or that were silent for a day.
 
     If more than ``CLOSED_READERS_KEPT`` closed readers are left, also deletes the readers that were closed first. Named
-    readers stay.
+    readers and Spark queries stay.
     """
     cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})
 

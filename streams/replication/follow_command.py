@@ -77,14 +77,16 @@ class Following:
         Returns true if the tokens of ``--until`` are reached, or if the output was closed. Otherwise returns false, for
         instance after ``timeout_seconds``. Raises `TokenError` and `WrongRemote`.
         """
-        catch_up = self._catch_up()
+        catch_up, in_order = self._catch_up(), False
         try:
             catch_up = await self._record(catch_up)
             self._follower = await self._make_follower(catch_up)
-            return await self._follow(self._follower, timeout_seconds)
+            reached = await self._follow(self._follower, timeout_seconds)
+            in_order = True
+            return reached
         finally:
             if self._recording is not None:
-                await self._recording.end()
+                await self._recording.end(in_order=in_order)
             await catch_up.close()
             self._writer.shutdown(wait=True)
 

@@ -74,8 +74,10 @@ class Command(SiteCommand):
         abort = actions.add_parser("abort", help="end the open transactions that hold a stream back")
         abort.add_argument("stream", metavar="STREAM", help="name of the stream")
         abort.add_argument("--yes", action="store_true", help="do not ask")
-        forget = actions.add_parser("forget", help="remove a named reader's cursors, so that it is listed no more")
-        forget.add_argument("reader", metavar="READER", help="name of the reader")
+        forget = actions.add_parser(
+            "forget", help="remove a named reader's cursors, so that it is listed no more; or end a record"
+        )
+        forget.add_argument("reader", metavar="READER", help="name of the reader, or of the record")
         forget.add_argument("--stream", help="only its cursor of this stream")
         forget.add_argument("--yes", action="store_true", help="do not ask")
 

@@ -69,9 +69,10 @@ class Recording:
         else:
             self._gaps.append((event, reason))
 
-    async def end(self) -> None:
+    async def end(self, *, in_order: bool) -> None:
         """Stores the waiting restarts and gaps and the last positions. Then releases the record's name.
 
+        If ``in_order`` is false, the record is shown like that of a recorder that was killed.
         If the database is unreachable for a while, gives up storing. The next run of the recording then fetches these
         facts again.
         """
@@ -80,7 +81,7 @@ class Recording:
             await asyncio.gather(self._task, return_exceptions=True)
             with contextlib.suppress(TimeoutError):  # the next run fetches what was not stored
                 await asyncio.wait_for(self.store(()), 2 * BEAT_SECONDS)
-        await self._in_thread(self._recorder.close)
+        await self._in_thread(lambda: self._recorder.close(in_order=in_order))
         self._thread.shutdown(wait=True)
 
     async def _keep_up(self) -> None:

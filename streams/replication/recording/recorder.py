@@ -249,12 +249,15 @@ class Recorder:
         return removed
 
     def close(self, *, in_order: bool = True) -> None:
-        """Closes the database connection. If ``in_order`` is true, first stores that the recording has ended."""
+        """Closes the database connection. If ``in_order`` is true, first stores that the recording has ended.
+
+        Does not store it if another process took over the record's name.
+        """
         if in_order and self._server:
             try:
-                with self._connection.cursor() as cursor:
+                with self._transaction() as cursor:
                     cursor.execute(_END, {"server": self._server})
-            except driver.DatabaseError as error:
+            except (driver.DatabaseError, RecorderBusy) as error:
                 log.info("recorder.end_not_stored", error=str(error).strip())
         self._connection.close()
 

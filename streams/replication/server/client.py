@@ -11,7 +11,6 @@ import time
 import uuid
 from typing import Any, Protocol
 
-from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.connection import CloseReason, Limits, ServerConnection
 from streams.replication.protocol.rights import EVERYTHING
@@ -57,8 +56,6 @@ class ReplicationClient:
         self.follows: frozenset[str] | None = None
         #: True if the client sent a command that 1.43 does not know, so that such commands may be sent to the client.
         self.knows_later_commands = False
-        #: The weight of the client's commands that were relayed in the present second.
-        self.relayed = SecondTotal()
         #: ``answered``: number of the last REPLICATE, of any client, whose answer this client got. ``answered_at``:
         #: time of the last answer to a REPLICATE of this client.
         self.answered = 0

@@ -27,7 +27,7 @@ from streams.db import driver
 from streams.reading.notify import NotifyListener
 from streams.reading.trust import TrustedSessions
 from streams.replication.common.command_hooks import dispatch
-from streams.replication.common.second_total import SecondTotal
+from streams.replication.common.second_total import SecondShares
 from streams.replication.common.write_behind import BackgroundWriter
 from streams.replication.errors import CommandError, UnsendableCommand
 from streams.replication.protocol.commands import (
@@ -51,8 +51,8 @@ RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
 #: Most commands that are relayed in a second: of one client, of all clients together, and of all other servers together.
-#: One client gets at most as many as the other clients have not used of the second number. A command counts once for each
-#: ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
+#: A client gets at most an equal share of the second number, and a server of the third (``SecondShares``). A command counts
+#: once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
@@ -142,7 +142,8 @@ class Relay:
         self.dropped: Counter[str] = Counter()
         self._broadcaster = broadcaster
         self._key = uuid.uuid4().hex
-        self._of_clients, self._of_servers = SecondTotal(), SecondTotal()
+        #: The weight that was relayed in the present second, by the keys of clients and of other servers.
+        self._of_clients, self._of_servers = SecondShares(), SecondShares()
         #: Lines for the clients of this server, and the time of the next write.
         self._due: list[RelayedLine] = []
         self._next_write = -math.inf
@@ -188,9 +189,9 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         now = time.monotonic()
-        of_client, of_all = sender.relayed.at(now), self._of_clients.at(now)
-        room = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - of_all) - of_client
-        lines = self._lines(commands, sender, room, (sender.relayed, self._of_clients))
+        room = self._of_clients.room(sender.key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
+        lines = self._lines(commands, sender, room)
+        self._of_clients.add(sender.key, sum(map(_weight, lines)))
         self._send_to_clients(lines)
         for line in lines:
             self._wait(line)
@@ -202,11 +203,10 @@ class Relay:
         commands: Sequence[Command],
         sender: ReplicationClient | None,
         room: int,
-        totals: Sequence[SecondTotal],
     ) -> list[RelayedLine]:
         """Returns the lines of the commands that may be relayed, and calls their hooks. Drops and counts the others.
 
-        ``room`` is the greatest weight of these lines. Their weight is added to ``totals``.
+        ``room`` is the greatest weight of these lines.
         """
         lines: list[RelayedLine] = []
         for number, command in enumerate(commands):
@@ -219,14 +219,11 @@ class Relay:
                 # JSON in ASCII may be longer than the received JSON.
                 self.dropped[command.WORD] += 1
                 continue
-            weight = math.ceil(len(data) / RELAYED_BYTES)
-            if weight > room:
+            line = RelayedLine(command.WORD, data, sender)
+            if (room := room - _weight(line)) < 0:
                 self.dropped.update(late.WORD for late in commands[number:])
                 break
-            room -= weight
-            for total in totals:
-                total.add(weight)
-            lines.append(RelayedLine(command.WORD, data, sender))
+            lines.append(line)
             dispatch(command)
         return lines
 
@@ -316,5 +313,11 @@ class Relay:
             self.dropped["relay"] += 1
             log.warning("relay.not_understood", error=str(error))
             return
-        room = OTHERS_RELAYED_A_SECOND - self._of_servers.at(time.monotonic())
-        self._send_to_clients(self._lines(commands, None, room, [self._of_servers]))
+        room = self._of_servers.room(part.server, time.monotonic(), OTHERS_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND)
+        lines = self._lines(commands, None, room)
+        self._of_servers.add(part.server, sum(map(_weight, lines)))
+        self._send_to_clients(lines)
+
+
+def _weight(line: RelayedLine) -> int:
+    return math.ceil(len(line.data) / RELAYED_BYTES)

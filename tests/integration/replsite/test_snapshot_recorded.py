@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
+from django.utils import timezone
 
 from replsite.live_rows.reading import read_snapshot
-from streams.models import RecordedPosition
+from replsite.status.words import Severity
+from streams.models import RecordedPosition, RecordedServer
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.protocol.cursors import MissingRange
 from streams.replication.protocol.ordering import FollowedRow
@@ -70,12 +73,37 @@ def test_a_recorder_that_went_silent_wants_a_look(record, sign):
                 f"UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() {sign} interval '{apart}'"
             )
 
-    heard("2 days")
-    assert "main/events" not in [stream.name for stream in read_snapshot().streams]  # forgotten after a day
-    heard("1 minute")
-    snapshot = read_snapshot()
-    assert snapshot.stream("main/events").status.word == "recording stopped"
-    assert any("main/events" in problem.subject for problem in snapshot.health.problems)
+    for apart in ("1 minute", "40 days"):  # it is to run, so it is never left out
+        heard(apart)
+        snapshot = read_snapshot()
+        assert snapshot.stream("main/events").status.word == "recording stopped"
+        assert any("main/events" in problem.subject for problem in snapshot.health.problems)
+    status = 'status="recording stopped",stream="main/events",writer="master"} 1.0'
+    assert status in Client().get("/metrics").content.decode()
+
+
+def test_a_recorder_that_was_ended_is_left_out_after_a_day(record):
+    record.close()
+    assert read_snapshot().stream("main/events").status.severity is Severity.NOTE
+    RecordedServer.objects.update(ended_at=timezone.now() - timedelta(days=2))
+    assert "main/events" not in [stream.name for stream in read_snapshot().streams]
+
+
+def test_a_record_that_nobody_wants_is_forgotten_and_goes_on_where_it_ended(record, run_manage):
+    refused = run_manage("streams", "forget", "main", "--yes")
+    assert refused.returncode == 1 and "'main' is recorded by a process" in refused.stderr
+    record.close(in_order=False)
+    RecordedServer.objects.update(heartbeat_at=timezone.now() - timedelta(days=2))
+    problem = next(one for one in read_snapshot().health.problems if "main/events" in one.subject)
+    assert "If it is not wanted any more: manage.py streams forget main" in problem.verdict.sentence
+    done = run_manage("streams", "forget", "main", "--yes")
+    assert done.returncode == 0 and "main is forgotten" in done.stdout
+    assert not [stream for stream in read_snapshot().streams if stream.recorded_from]
+    assert not [one for one in read_snapshot().health.problems if "main/" in one.subject]
+    assert run_manage("streams", "forget", "nobody", "--yes").returncode == 2
+    again = Recorder("main", "foreign.example", "tcp://there:1", "default")
+    assert again.open() == {"events": {"persister1": 7, "master": 9}}
+    again.close()
 
 
 def test_the_command_and_metrics_tell_of_it(record, run_manage):

@@ -6,9 +6,12 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from replsite.live_rows.reading import read_snapshot
+from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer, StreamPosition
 from tests.integration.streams.test_follow_redis import recorded, rows_by_hand
@@ -213,3 +216,21 @@ def test_a_stream_in_memory_that_begins_anew_while_nobody_records(redis, start_m
     wait_until(lambda: len(kept("typing")) == 3)
     facts = RecordedFact.objects.order_by("id").values_list("writer", "token", "row")
     assert list(facts) == [("master", 6, "[6]"), ("master~2", 1, "[1]"), ("master~2", 6, "[66]")]
+
+
+def test_a_recorder_that_an_error_ended_is_a_trouble(foreign, start_manage):
+    """It was a note, as if somebody had ended it."""
+    server = foreign()
+    with Path("/dev/full").open("w") as full:
+        process = start_manage(
+            "follow", at(server), "--server-name", FOREIGN, "--record", "main", "--streams", "caches", stdout=full
+        )
+        positioned()
+        append()
+        assert process.wait(DEADLINE_SECONDS) == 1
+
+    def is_warned() -> bool:
+        return read_snapshot().stream("main/caches").status.severity is Severity.WARNING
+
+    wait_until(is_warned, what="three periods have passed without a sign of life")
+    assert "--record main" in read_snapshot().stream("main/caches").status.command

@@ -59,6 +59,9 @@ WEAKENED = {
     "CREATE OR REPLACE TRIGGER streams_guard_{n} AFTER INSERT ON held_order FOR EACH STATEMENT "
     "EXECUTE FUNCTION streams_refuse({n}, 'orders_stream_seq')": "streams_guard_{n} of table held_order does not hold it",
     "CREATE SEQUENCE held_other; ALTER TABLE held_order ALTER stream_id SET DEFAULT nextval('held_other')": "takes IDs from held",
+    "CREATE FUNCTION held_id() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT 7::bigint'; "
+    "ALTER TABLE held_order ALTER stream_id SET DEFAULT held_id()": "takes IDs from held_id(), and not from orders_stream_seq",
+    "ALTER TABLE held_order ALTER stream_id SET DEFAULT 7": "takes IDs from 7, and not from orders_stream_seq",
     "ALTER TABLE held_order ALTER stream_id DROP DEFAULT": "has no default",
     "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}; readers may have",
     "CREATE TABLE held_child (LIKE held_order INCLUDING ALL)": "held_child takes IDs from orders_stream_seq, but",
@@ -83,6 +86,7 @@ def test_each_weakness_is_found_and_its_fix_mends_it(owner: Session, statement: 
             assert found(owner) == []
     finally:
         owner("DROP TABLE IF EXISTS held_child; DROP SEQUENCE IF EXISTS held_other CASCADE")
+        owner("DROP FUNCTION IF EXISTS held_id CASCADE")
 
 
 def mend(owner: Session, fix: str) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from replsite.live_rows.readers import MOST_READERS
 from replsite.live_rows.reading import read_snapshot
 from replsite.metrics.cluster import families
 from replsite.status.trends import History
@@ -151,6 +152,51 @@ def test_a_reader_whose_facts_were_trimmed_is_told_to_be_set_anew():
     resync_reader("r")
     assert status().word == "stopped"
     assert read_snapshot().health.word == HealthWord.WELL
+
+
+def test_a_stopped_reader_whose_unread_facts_were_trimmed_has_not_read_everything():
+    """Nothing that it lacks is there any more, so it had no lag."""
+    append(2)
+    run(handler())
+    wait_for_linear(append(3)[-1])
+    with session() as cursor:
+        request = TrimRequest(stream(), Keep(facts=0), ignored=("r",), settle_seconds=0)
+        assert list(trim(cursor, request, pause=lambda _: None))[-1].rows
+    for ended in ({}, {"ended_at": None, "seen_at": timezone.now() - timedelta(days=9)}):
+        StoredCursor.objects.update(**ended)
+        ReaderRow.objects.update(
+            heartbeat_at=timezone.now() - timedelta(days=9), **({"closed_at": None} if ended else {})
+        )
+        found = status()
+        assert "read everything" not in found.sentence and "were trimmed" in found.sentence
+        assert (found.severity.name, found.command) == ("WRONG", "manage.py resync reader r")
+    resync_reader("r")
+    assert "were trimmed" not in status().sentence
+
+
+def test_a_silent_query_whose_unread_facts_were_trimmed_is_not_said_to_go_on():
+    wait_for_linear(append(5)[-1])
+    ReaderRow.objects.create(
+        key="spark:q", name="r", kind="spark", positions={"caches": {"master": ids()[1]}},
+        heartbeat_at=timezone.now() - timedelta(days=9),
+    )  # fmt: skip
+    assert "it goes on where it was" in status().sentence
+    with session() as cursor:
+        request = TrimRequest(stream(), Keep(facts=0), settle_seconds=0)
+        assert list(trim(cursor, request, pause=lambda _: None))[-1].rows
+    assert "it goes on where it was" not in status().sentence and "were trimmed" in status().sentence
+
+
+def test_a_crowd_of_connections_hides_no_query_and_no_follower():
+    """A query that was killed was on no list as soon as 5,000 connections were open."""
+    rows = [ReaderRow(key=f"c{n}", name=f"c{n}", kind="connection", positions={}) for n in range(MOST_READERS)]
+    ReaderRow.objects.bulk_create(rows)
+    long = timezone.now() - timedelta(hours=1)
+    for kind in ("spark", "follower"):
+        ReaderRow.objects.create(key=f"{kind}:q", name=kind, kind=kind, positions={}, heartbeat_at=long)
+    assert {one.kind: one.status.word for one in read_snapshot().readers if one.kind != "connection"} == {
+        "spark": "gone", "follower": "gone",
+    }  # fmt: skip
 
 
 def test_one_that_a_timer_runs_is_left_behind_after_its_period(settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -110,6 +111,20 @@ def test_what_fails_is_not_stored_in_part(recorder):
     assert facts() == [("master", 5, 0)]
     recorder.store(Batch(rows=rows(6)))
     assert positions() == {("events", "master"): 6}
+
+
+def test_who_lost_the_name_does_not_end_the_record_of_who_has_it(recorder):
+    recorder.store(Batch(rows=rows(5)))
+    assert cut("replsite record main") == 1
+    with closing(Recorder("main", "foreign.example", "tcp://there", "default")) as other:
+        other.open()
+        with pytest.raises(Exception, match=r"terminat|closed"):
+            recorder.store(Batch())
+        with pytest.raises(RecorderBusy):
+            recorder.store(Batch())
+        recorder.close()
+        assert RecordedServer.objects.get().ended_at is None
+    assert RecordedServer.objects.get().ended_at is not None
 
 
 def test_a_lost_connection_loses_nothing(recorder):

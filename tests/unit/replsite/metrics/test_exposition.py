@@ -8,9 +8,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from replsite.metrics.exposition import as_text
+from streams.runtime.text import safe_text
 
 VALUES = st.floats() | st.integers(-(10**18), 10**18) | st.booleans()
-ROWS = st.lists(st.tuples(VALUES, st.text(), st.text()), max_size=4)
+NAMES = st.text().map(lambda text: safe_text(text, None))
+ROWS = st.lists(st.tuples(VALUES, NAMES, NAMES), max_size=4)
 
 
 class Families:
@@ -36,3 +38,11 @@ def test_the_text_says_what_the_library_says(gauges, counters, alone, documentat
             family.add_metric(labels, value)
     families = gauge, counter, GaugeMetricFamily("one", "", value=alone)
     assert list(lines(as_text(families))) == list(lines(generate_latest(Families(*families))))
+
+
+def test_a_foreign_name_turns_no_text_around():
+    """The page, the commands and the CSV show such characters as escapes, too."""
+    gauge = GaugeMetricFamily("g", "", labels=("writer",))
+    gauge.add_metric(["a\u202eb\u2066\r\x1b[2J"], 1)
+    text = as_text([gauge]).decode()
+    assert text.splitlines()[-1] == r'g{writer="a\\u202eb\\u2066\\r\\x1b[2J"} 1.0'

@@ -34,7 +34,7 @@ class SlowRecorder:
         assert self.may_end.wait(DEADLINE_SECONDS)
         self.stored.append(kept)
 
-    def close(self) -> None: ...
+    def close(self, *, in_order: bool) -> None: ...
 
 
 @pytest.mark.parametrize("rows", [ROWS, []])
@@ -55,7 +55,7 @@ def test_what_is_being_stored_when_the_end_comes_is_not_stored_again(rows):
         with contextlib.suppress(asyncio.CancelledError):
             await storing
         assert storing.cancelled()
-        await recording.end()
+        await recording.end(in_order=True)
 
     asyncio.run(asyncio.wait_for(run(), DEADLINE_SECONDS))
     assert [reset for batch in recorder.stored for reset in batch.resets] == [RESET]

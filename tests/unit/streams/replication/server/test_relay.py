@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import time
+import uuid
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
 from streams.conf import StreamSettings
 from streams.replication.common.command_hooks import subscribe
-from streams.replication.common.second_total import SecondTotal
 from streams.replication.protocol.commands import LockReleased, NewActiveTask, RemoteServerUp, format_line
 from streams.replication.server.broadcaster import RELAY_BYTES, Broadcaster
 from streams.replication.server.relay import (
+    ALL_RELAYED_A_SECOND,
     LONGEST_PAUSE_SECONDS,
     PART_BYTES,
     PAUSES,
@@ -32,7 +34,7 @@ class FakePeer:
     def __init__(self, *, knows_later_commands: bool = False) -> None:
         self.knows_later_commands = knows_later_commands
         self.heard, self.writes, self.buffered_bytes = b"", 0, 0
-        self.label, self.is_open, self.relayed = "other", True, SecondTotal()
+        self.label, self.is_open, self.key = "other", True, uuid.uuid4().hex
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
         self.heard += data
@@ -140,6 +142,49 @@ async def test_what_all_other_servers_say_has_a_bound(relay, broadcaster, monkey
     await wait_for(lambda: relay._timer is None)
     assert 0 < other.heard.count(b"\n") <= 10 * (time.monotonic() - begun + 1)
     assert relay.dropped["REMOTE_SERVER_UP"] >= 150 - 10 * (time.monotonic() - begun + 1)
+
+
+@pytest.mark.parametrize("number", [2, 10, 100])
+def test_who_says_little_is_heard_beside_clients_that_flood(relay, broadcaster, monkeypatch, number):
+    """Two clients used up what all together may say, each second before anybody else."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.append)
+    crowd, honest = [FakePeer() for _ in range(number)], FakePeer()
+    heard, most = 0, 0
+    for _ in range(20):
+        sent.clear()
+        for _ in range(10):
+            clock.now += 0.1
+            for one in crowd:
+                relay.pass_on([RemoteServerUp("a")] * 1_000, one)
+        relay.pass_on([UP], honest)
+        heard += any(line.sender is honest for lines in sent for line in lines)
+        most = max(most, sum(map(len, sent)))
+    assert heard >= 18, "in the first second nobody knows how many flood"
+    assert most <= 2 * ALL_RELAYED_A_SECOND
+
+
+def test_a_server_whose_clients_say_little_is_heard_beside_servers_whose_clients_flood(relay, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.append)
+
+    def receive(server: str, data: bytes) -> None:
+        relay._receive([Part.parse(payload) for payload in parts_of(server, data)])
+
+    heard = 0
+    for _ in range(20):
+        sent.clear()
+        for _ in range(10):
+            clock.now += 0.1
+            for server in ("north", "south"):
+                receive(server, b"REMOTE_SERVER_UP a\n" * 2_000)
+        receive("west", format_line(UP))
+        heard += any(line.data == format_line(UP) for lines in sent for line in lines)
+    assert heard >= 18
 
 
 async def test_other_servers_get_it_once_however_often_it_is_said_in_a_moment(relay, broadcaster):
