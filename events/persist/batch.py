@@ -157,7 +157,9 @@ def persist(
     # their version. ``_room_mismatch`` compares the version again under the lock: A reads it, B's create event corrects it and
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
-        by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
+        # Asked here, because inside the block there always is a transaction. The history of a server comes in one that was begun
+        # for this call.
+        by_index = as_stored or begins_transaction(alias)
         accepts = Accepted(unproven=history_of is not None, as_stored=as_stored)
         with room_transaction(alias):
             for some in _runs(parsed) if as_stored else [parsed]:
