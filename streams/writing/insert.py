@@ -51,13 +51,14 @@ def fields_to_fill(model: type[Model]) -> tuple[Field[Any, Any], ...]:
 
 
 @cache
-def _parts(model: type[Model]) -> tuple[str, str]:
+def _parts(model: type[Model], left_out: tuple[int, ...] = ()) -> tuple[str, str]:
     """Returns the two texts of an INSERT statement for the model: the text before the rows, and the text after them.
 
-    The parameters of the second text are, in order: the least and the largest ID, the writer, and the number of rows.
+    ``left_out`` are the numbers of columns that get their defaults. The parameters of the second text are, in order: the least
+    and the largest ID, the writer, and the number of rows.
     """
     columns_by_attribute = {field.attname: quoted(str(field.column)) for field in fields_to_fill(model)}
-    columns = ", ".join(columns_by_attribute.values())
+    columns = ", ".join(name for n, name in enumerate(columns_by_attribute.values()) if n not in left_out)
     id_column, writer = columns_by_attribute[cast("type[Fact]", model).id_field], columns_by_attribute["instance_name"]
     count = "count(*) FILTER (WHERE id BETWEEN %s AND %s AND writer = %s)"
     return (
@@ -87,10 +88,8 @@ def insert_statements(
         ids = [getattr(fact, fact.id_field) for fact in part]
         counted = [min(ids), max(ids), part[0].instance_name, len(part)]
         if len(part) > 1 and (arrays := _arrays(model, part, connection)) is not None:
-            places, values = arrays
-            yield Statement(
-                f"{head}{_of_arrays(model)}{tail}", values + counted, places=[*places, *["%s"] * len(counted)]
-            )
+            text, places, values = arrays
+            yield Statement(text, values + counted, places=[*places, *["%s"] * len(counted)])
             continue
         rows, values = [], []
         for fact in part:
@@ -100,29 +99,37 @@ def insert_statements(
 
 def _arrays(
     model: type[Model], facts: Sequence[Fact], connection: BaseDatabaseWrapper
-) -> tuple[list[str], list[Any]] | None:
-    """Returns the SQL of an array for each column, and the values for their placeholders. None if a field was not set."""
+) -> tuple[str, list[str], list[Any]] | None:
+    """Returns a statement with an array for each column, the SQL of the arrays, and the values for their placeholders.
+
+    Returns None if some of the facts have a value where others leave the column to its default.
+    """
     values_of, columns = _conversions(model)
+    left_out: list[int] = []
     places: list[str] = []
     sent: list[Any] = []
-    for column, values in zip(columns, zip(*map(values_of, facts), strict=True), strict=True):
+    for number, (column, values) in enumerate(zip(columns, zip(*map(values_of, facts), strict=True), strict=True)):
         kinds = {*map(type, values)}
+        if kinds == {DatabaseDefault}:
+            left_out.append(number)
+            continue
         if DatabaseDefault in kinds:
             return None
         # For a missing array ``unnest`` returns as many nulls as the others have values.
         place, found = ("%s", [None]) if kinds == {type(None)} else column.several(values, kinds, connection)
         places.append(place)
         sent += found
-    return places, sent
+    return _of_arrays(model, tuple(left_out)), places, sent
 
 
 @cache
-def _of_arrays(model: type[Model]) -> str:
-    columns = columns_to_fill(model)
+def _of_arrays(model: type[Model], left_out: tuple[int, ...]) -> str:
+    head, tail = _parts(model, left_out)
+    columns = [column for n, column in enumerate(columns_to_fill(model)) if n not in left_out]
     arrays = ", ".join(f"CAST(%s AS {column.type_of_several})" for column in columns)
     names = ", ".join(f"c{n}" for n in range(len(columns)))
     shown = (f"CAST(c{n} AS {column.sql_type})" if column.is_array else f"c{n}" for n, column in enumerate(columns))
-    return f"SELECT {', '.join(shown)} FROM unnest({arrays}) AS given ({names})"
+    return f"{head}SELECT {', '.join(shown)} FROM unnest({arrays}) AS given ({names}){tail}"
 
 
 _PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
