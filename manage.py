@@ -27,7 +27,7 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 50)  # what is imported stays: to look for garbage in it took a fifth of every start
     if sys.stdout is None:  # started with a closed standard output
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
-    if sys.argv[1:2] in (["serve"], ["runreplication"]):
+    if sys.argv[1:2] in (["serve"], ["runreplication"], ["mirror"]):
         _take_the_fast_event_loop()
     # structlog imports Twisted for its part ``structlog.twisted`` wherever Twisted is installed, which took a tenth of every
     # start. An entry of None makes it go without that part, which nothing here uses.
@@ -83,7 +83,7 @@ def _fail(said: str, status: int = 1) -> NoReturn:
 
 
 def _take_the_fast_event_loop() -> None:
-    """Servers only, and here: daphne makes its reactor, for ever, when Django imports the installed apps."""
+    """Processes that run for long only, and here: daphne makes its reactor, for ever, when Django imports the installed apps."""
     with suppress(ImportError):  # everything works without it, at twice the cost
         import uvloop  # noqa: PLC0415 - optional
 

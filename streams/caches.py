@@ -35,6 +35,7 @@ from streams.db.snapshots import keeps_snapshot
 from streams.errors import BadCacheKey, ResyncNeeded, UnknownStream
 from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.runtime.logs import get_logger
+from streams.writing.append import append_facts
 
 __all__ = ["ROOM_STATE", "Kept", "append_invalidations", "invalidate", "invalidate_room_state", "stop_feeds"]
 
@@ -79,13 +80,19 @@ def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str
     return append_invalidations([(ROOM_STATE, keys) for keys in room_state_keys(room_id, user_ids)], using)
 
 
-def append_invalidations(rows: Sequence[tuple[str, list[str] | None]], using: str | None = None) -> list[int]:
+def append_invalidations(
+    rows: Sequence[tuple[str, list[str] | None]], using: str | None = None, beside: Sequence[driver.Statement] = ()
+) -> list[int]:
     """Does the same as ``invalidate`` for values of several names, given as (name, keys). None stands for all values.
+
+    ``beside`` are statements of the caller's transaction to execute first, in the same message.
 
     Call this function late in a transaction, because readers of the stream ``caches`` wait for the end of the
     transaction.
     """
     if not rows:
+        if beside:
+            driver.send_together(connections[using or stream_settings().database], beside)
         return []
     if not apps.is_installed("streams.catalog"):
         raise UnknownStream(
@@ -99,7 +106,7 @@ def append_invalidations(rows: Sequence[tuple[str, list[str] | None]], using: st
     connection = connections[alias]
     facts = [CacheInvalidation(cache_name=name, keys=keys) for name, keys in rows]
     with nullcontext() if connection.in_atomic_block else transaction.atomic(using=alias):
-        ids = stream.append(*facts, using=alias)
+        ids = append_facts(stream, facts, alias, beside)
         # Before other hooks, which may use the cache. Django drops it with the savepoint.
         hooks: list[Any] = connection.run_on_commit
         hooks.insert(0, (set(connection.savepoint_ids), _DropAfterCommit(rows, ids, alias), True))

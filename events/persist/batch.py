@@ -152,12 +152,14 @@ def persist(
     outcome = PersistOutcome()
     parsed = _parse(batch, outcome, alias, verifier, is_history=history_of is not None)
     if history_of is not None:
-        parsed = [replace_field(placed, event=as_seen_by(placed.event, history_of)) for placed in parsed]
+        parsed = [_Placed(p.place, as_seen_by(p.event, history_of), p.state_before) for p in parsed]
     # Everything above runs without a lock, because a verifier may fetch keys from other servers. What it read of rooms is only
     # their version. ``_room_mismatch`` compares the version again under the lock: A reads it, B's create event corrects it and
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
-        by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
+        # Asked here, because inside the block there always is a transaction. The history of a server comes in one that was begun
+        # for this call.
+        by_index = as_stored or begins_transaction(alias)
         accepts = Accepted(unproven=history_of is not None, as_stored=as_stored)
         with room_transaction(alias):
             for some in _runs(parsed) if as_stored else [parsed]:

@@ -136,7 +136,7 @@ def lock_and_read(
     A create event or an outlier of an unknown room creates the room's row, unless the auth rules refuse the create
     event. If ``needs_groups`` is false, no state groups will be written, so the statement does not look up which groups are
     the last of their chains. ``by_index`` switches sequential scans off for the rest of the transaction: use it only in
-    one that ``persist`` or ``resolve_room`` has begun itself.
+    one that was begun for ``persist`` or ``resolve_room``.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]

@@ -31,7 +31,7 @@ from events.rows import RoomRows, open_gaps, write
 from state.group_ids import GROUP_SEQUENCE, reserve_group_ids
 from streams import registry
 from streams.caches import append_invalidations
-from streams.db.driver import Statement, send_together
+from streams.db.driver import Statement
 from streams.facts import Fact
 from streams.writing.append import append_facts
 from streams.writing.insert import insert_statements
@@ -56,8 +56,7 @@ class _Writing:
             for model, some in by_model.items()
             for statement in insert_statements(connections[using], model, some)
         ]
-        if statements := self.statements(facts):
-            send_together(connections[using], statements)
+        append_invalidations(self.rows.stale, using, self.statements(facts))
 
     def statements(self, facts: Sequence[Statement] = ()) -> list[Statement]:
         before, after = self.rows.before_facts(), self.rows.after_facts()
@@ -88,7 +87,6 @@ def write_rooms(
     writing.send(writer, using)
     for room_writer in writers:
         room_writer.finish(using)
-    append_invalidations(writing.rows.stale, using)
     return positions
 
 

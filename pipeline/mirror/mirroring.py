@@ -54,7 +54,7 @@ log = get_logger(__name__)
 T = TypeVar("T")
 #: Lines are received, and events stored, at most once in this time. Half of it is the usual delay of an event. Each time has a
 #: fixed price, for the lines as for the events.
-PACE_SECONDS = 0.45
+PACE_SECONDS = 0.5
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.2, 5.0
 #: Positions that moved without events are stored after this time, and states are asked for that were incomplete.
 POSITIONS_SECONDS = 30.0

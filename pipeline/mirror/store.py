@@ -25,7 +25,6 @@ from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
 from events.persist.next_rows import Accepted
 from events.room_lock import room_transaction
-from events.rows import BY_INDEX
 from pipeline.errors import MirrorBusy, SourceWentBack
 from pipeline.frames.sources.parts import HEAD_BYTES, Line
 from pipeline.mirror.given_states import MOST_GIVEN, above_gaps, give_states
@@ -183,8 +182,6 @@ class MirrorStore:
         given = [(row, row.line) for _, row in found if row.line is not None]
         incoming = [_incoming(line.content, line.given or {}) for _, line in given]
         with room_transaction(self._using):
-            with connections[self._using].cursor() as cursor:
-                cursor.execute(BY_INDEX)
             outcome = persist(incoming, self._using, verified=True, history_of=self._server.server_name, as_stored=True)
             counts = _Counts(len(outcome.stored), sum(event.rejected_reason is not None for event in outcome.stored))
             aside = [

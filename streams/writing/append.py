@@ -12,11 +12,9 @@ rows deleted, if only some of them leave a column to its default, and above ``MO
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,13 +30,12 @@ from streams.facts import prepare_for_insert
 from streams.holds.hold import WRITE_AS
 from streams.reading.hints import hint_after_commit
 from streams.writing.given_out import given_out, record_given_out
-from streams.writing.insert import IF_STORED, converted, fields_to_fill, plain_item_type, plain_type
+from streams.writing.insert import IF_STORED, Column, columns_to_fill, fields_to_fill
 from streams.writing.name import name_for
 from streams.writing.reservation import LARGEST_COUNT, Reservation
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
-    from django.db.models import Field
 
     from streams.core.bound import BoundStream
     from streams.facts import Fact
@@ -46,7 +43,6 @@ if TYPE_CHECKING:
 #: Most facts of one message. More are appended with a ``Reservation``, by several statements.
 MOST_FACTS = 1_000
 
-_LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 _NAME_WRITER = f"SELECT {WRITE_AS.replace('%(writer)s', '%s')}"
 
 
@@ -127,74 +123,10 @@ class _Message:
     """Of several facts: the placeholders of each column."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A column that holds content of the fact, that is, neither its ID nor its writer.
-
-    Values have a cast, because PostgreSQL does not infer the types of a SELECT from the table. The cast is written as
-    ``CAST``. A ``::`` binds closer than the sign of a number, so the least smallint would be out of range.
-    """
-
-    attribute: str
-    field: Field[Any, Any]
-    sql_type: str
-    plain: type | None
-    """Values of this type need no conversion."""
-    plain_items: type | None
-    """Lists of values of this type need no conversion."""
-
-    @property
-    def is_array(self) -> bool:
-        """True if the column's values are arrays.
-
-        The arrays of several facts are sent as text, because PostgreSQL's array of arrays needs arrays of one length.
-        """
-        return self.sql_type.endswith("]")
-
-    @property
-    def type_of_several(self) -> str:
-        return "text[]" if self.is_array else f"{self.sql_type}[]"
-
-    def converted(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
-        """Returns a value of the column in the form that the driver needs."""
-        if value is None or type(value) is self.plain:
-            return value
-        if self.plain_items is not None and type(value) is list and {*map(type, value)} <= {self.plain_items}:
-            return value
-        return converted(self.field, value, connection)
-
-    def several(
-        self, values: Sequence[Any], kinds: set[type], connection: BaseDatabaseWrapper
-    ) -> tuple[str, list[Any]]:
-        """Returns the SQL of an array of this column's values of several facts, and the values for its placeholders.
-
-        ``kinds`` are the Python types of the values. If no value needs a conversion, the driver gets the whole array as
-        one value. That saves time, because the driver needs time for each value.
-        """
-        if kinds == {self.plain}:
-            return "%s", [_array(values)]
-        items = self.plain_items
-        if items is not None and kinds == {list} and {*map(type, chain.from_iterable(values))} <= {items}:
-            return "%s", [_array([_array(value) for value in values])]
-        place = f"CAST(CAST(%s AS {self.sql_type}) AS text)" if self.is_array else "%s"
-        places = ", ".join([place] * len(values))
-        return f"CAST(ARRAY[{places}] AS {self.type_of_several})", [self.converted(v, connection) for v in values]
-
-
-def _array(values: Sequence[Any]) -> str:
-    # No NULL among the values: a setting of the server (``array_nulls``) may turn a NULL into a text.
-    if not values or type(values[0]) is not str:
-        return f"{{{','.join(map(str, values))}}}"
-    joined = '","'.join(values)
-    if "\\" in joined or joined.count('"') > 2 * (len(values) - 1):
-        joined = '","'.join([value.replace("\\", "\\\\").replace('"', '\\"') for value in values])
-    return f'{{"{joined}"}}'
-
-
 class _Content(NamedTuple):
     """The columns of a model that hold content of its facts."""
 
-    columns: tuple[_Column, ...]
+    columns: tuple[Column, ...]
     values: Callable[[Fact], tuple[Any, ...]]
     """Returns the fact's ID and the values of these columns."""
 
@@ -202,23 +134,11 @@ class _Content(NamedTuple):
 @cache
 def _content(model: type[Fact]) -> _Content:
     ours = {model.id_field, "instance_name"}
-    columns = [
-        _Column(field.attname, field, _type(field), plain_type(field), plain_item_type(field))
-        for field in fields_to_fill(model)
-        if field.attname not in ours
-    ]
+    columns = [column for column in columns_to_fill(model) if column.attribute not in ours]
     # Of one attribute `attrgetter` returns no tuple, and a model may have no content.
     return _Content(
         tuple(columns), attrgetter("instance_name", model.id_field, *[column.attribute for column in columns])
     )
-
-
-def _type(field: Field[Any, Any]) -> str:
-    # A cast to ``varchar(5)`` would silently shorten a longer value. Without the length in the cast, the column raises
-    # an error.
-    declared = field.db_type(connections[stream_settings().database]) or "text"
-    bare = _LENGTHS.sub("", declared)
-    return re.sub(r"^char\b", "bpchar", bare)
 
 
 def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message | None:

@@ -80,7 +80,7 @@ def test_facts_come_by_themselves_through_restarts(site, between, boss, new_page
 
 
 def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
-    known = stream().append(*map(fact, ["alpha", "beta", "alphabet"]))
+    known = stream().append(*map(fact, ["alpha", "beta", f"alphabet{'x' * 60}"]))
     page = new_page()
     log_in(page)
     page.goto("/admin/facts/?stream=caches")
@@ -92,6 +92,8 @@ def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
     keep(page, "facts-found")
     page.set_viewport_size({"width": 390, "height": 844})
     keep(page, "facts-found-phone")
+    cut = "cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).map(cell => cell.textContent)"
+    assert page.locator("#facts td").evaluate_all(cut) == []
     page.emulate_media(color_scheme="dark")
     keep(page, "facts-found-dark")
     page.get_by_role("link", name="Newest facts").click()
