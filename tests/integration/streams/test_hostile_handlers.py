@@ -304,25 +304,28 @@ def test_a_session_that_is_lost_between_facts_is_no_attempt(atomic, monkeypatch)
     assert effects() == ids()
 
 
-@pytest.mark.skipif(not is_psycopg3, reason="the pool is psycopg 3's")
-def test_a_pool_lends_no_session_that_a_handler_spoiled(monkeypatch):
-    given = connections.settings["default"]
-    options = {**given["OPTIONS"], "pool": {"min_size": 1, "max_size": 4}}
-    monkeypatch.setitem(connections.settings, "default", {**given, "OPTIONS": options})  # for threads that begin now
-    append_each([*STAYS, "killed"])
+if is_psycopg3:  # which has a pool
 
-    def act(name):
-        if name == "killed":
-            FAILS[name][0]()
-        elif name in STAYS:
-            execute(name)
+    def test_a_pool_lends_no_session_that_a_handler_spoiled(monkeypatch):
+        given = connections.settings["default"]
+        options = {**given["OPTIONS"], "pool": {"min_size": 1, "max_size": 4}}
+        monkeypatch.setitem(
+            connections.settings, "default", {**given, "OPTIONS": options}
+        )  # for threads that begin now
+        append_each([*STAYS, "killed"])
 
-    try:
-        reader(act, each=True).catch_up()
-    finally:
-        connection._connection_pools.pop("default").close()
-    assert [one.rows[0][0] for one in parked_facts("r")] == ["killed"]
-    assert effects() == [token for token in ids() if token != ids()[-2]]
+        def act(name):
+            if name == "killed":
+                FAILS[name][0]()
+            elif name in STAYS:
+                execute(name)
+
+        try:
+            reader(act, each=True).catch_up()
+        finally:
+            connection._connection_pools.pop("default").close()
+        assert [one.rows[0][0] for one in parked_facts("r")] == ["killed"]
+        assert effects() == [token for token in ids() if token != ids()[-2]]
 
 
 # --- innocents ----------------------------------------------------------------------------------------------------
