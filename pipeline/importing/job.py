@@ -289,6 +289,7 @@ class _Import:
             if not runner.reads_sources_to_load:
                 sources.close()  # ends snapshots of other databases
             self._options.pause("read")
+            self._run.step()
             self._load(runner, read, packs)
         self._options.pause("load")
 
