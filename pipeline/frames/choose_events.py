@@ -11,7 +11,7 @@ rooms of versions 1 and 2, servers choose event IDs. So a room in another pack m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,25 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["EVENT_KNOWN", "MARKS", "ROOM_KNOWN", "VERSION_DIFFERS", "Chosen", "Mark", "choose_events", "in_order"]
+__all__ = [
+    "EVENT_KNOWN",
+    "KEYS_OF_COPIES",
+    "MARKS",
+    "ROOM_KNOWN",
+    "VERSION_DIFFERS",
+    "Chosen",
+    "Mark",
+    "choose_events",
+    "copies_elsewhere",
+    "in_order",
+    "marks_table",
+]
 
 VERSION_DIFFERS, EVENT_KNOWN, ROOM_KNOWN = "room-version-differs", "event-known", "room-known"
 MARKS = "room_id string, event_id string, mark string"
 """The columns of marks. ``event_id`` is null in a mark of a room."""
+KEYS_OF_COPIES = ("source", "line", "room_id", "event_id", "outlier", "content_hash_matches")
+"""The columns of ``EVENTS`` that decide between copies of an event."""
 _ROWS_PER_BATCH = 2_000
 _CREATE = "m.room.create"
 _KEYS = (
@@ -56,11 +70,12 @@ class Chosen:
     ``order`` has the row numbers of the chosen events: room after room, and within a room in the order of its events.
 
     ``set_aside`` has the events that were not chosen, with the reason (columns of ``SET_ASIDE``). Surplus copies of
-    events are not listed.
+    events are not listed. ``rows_aside`` has the row numbers of the events in ``set_aside``.
     """
 
     order: np.ndarray[Any, Any]
     set_aside: pa.RecordBatch
+    rows_aside: np.ndarray[Any, Any]
 
 
 def choose_events(batches: Sequence[pa.RecordBatch], marks: pa.Table) -> Chosen:
@@ -78,13 +93,14 @@ class _Choice:
 
         self._keys = pa.Table.from_batches([batch.select(list(_KEYS)) for batch in batches]).combine_chunks()
         self._marks = marks
-        rooms, self._room = self._coded("room_id")
+        rooms, self._room = _coded(self._keys, "room_id")
         self._rooms: list[str] = rooms.to_pylist()
         self._is_chosen = np.ones(self._keys.num_rows, dtype=bool)
         self._aside: list[tuple[int, str, str]] = []
 
     def made(self) -> Chosen:
-        import pyarrow as pa  # noqa: PLC0415 - executors only
+        import numpy as np  # noqa: PLC0415 - executors only
+        import pyarrow as pa  # noqa: PLC0415
 
         if self._marks.num_rows:
             self._leave_out_marked()
@@ -95,7 +111,8 @@ class _Choice:
         rows, reasons, details = zip(*self._aside, strict=True) if self._aside else ((), (), ())
         columns = self._keys.select(_OF_ASIDE).take(pa.array(rows, pa.int64())).to_pydict()
         columns |= {"reason": reasons, "detail": details}
-        return Chosen(self._order(), pa.RecordBatch.from_pydict(columns, schema=SET_ASIDE.arrow()))
+        set_aside = pa.RecordBatch.from_pydict(columns, schema=SET_ASIDE.arrow())
+        return Chosen(self._order(), set_aside, np.array(rows, dtype=np.int64))
 
     def _leave_out_marked(self) -> None:
         import numpy as np  # noqa: PLC0415 - executors only
@@ -119,20 +136,14 @@ class _Choice:
                 self._aside.append((row, EVENT_KNOWN, f"event {event_id} is stored already"))
 
     def _leave_out_copies(self) -> None:
-        """Leaves out all copies of an event except the best copy.
-
-        A copy that is no outlier is better than an outlier. If two copies are equal in this, a copy whose content
-        matches its hash is better. If they are equal in this too, the first copy is better.
-        """
+        """Leaves out all copies of an event except the best copy."""
         import numpy as np  # noqa: PLC0415 - executors only
 
-        distinct, event = self._coded("event_id")
+        distinct, event = _coded(self._keys, "event_id")
         if len(distinct) == len(event):
             return
         several = np.bincount(event[self._is_chosen], minlength=len(distinct))[event] > 1
-        rows = np.flatnonzero(several & self._is_chosen)
-        by_quality = [self._numbers("line"), self._numbers("source"), self._flags("content_hash_matches") == 0]
-        ranked = rows[np.lexsort([values[rows] for values in (*by_quality, self._flags("outlier"), event)])]
+        ranked = _best_first(self._keys, np.flatnonzero(several & self._is_chosen), event)
         self._is_chosen[ranked[1:][event[ranked[1:]] == event[ranked[:-1]]]] = False
 
     def _leave_out_other_versions(self) -> None:
@@ -144,7 +155,7 @@ class _Choice:
         import numpy as np  # noqa: PLC0415 - executors only
         from pyarrow import compute  # noqa: PLC0415
 
-        found, version = self._coded("room_version")
+        found, version = _coded(self._keys, "room_version")
         if len(found) < 2:
             return
         versions = found.to_pylist()
@@ -184,32 +195,84 @@ class _Choice:
 
         rows = np.flatnonzero(self._is_chosen)
         given = ~_numpy(self._keys["stream_ordering"].is_null())
-        by = [self._numbers("line"), self._numbers("source"), self._numbers("stream_ordering"), ~given]
+        by = [
+            _numbers(self._keys, "line"),
+            _numbers(self._keys, "source"),
+            _numbers(self._keys, "stream_ordering"),
+            ~given,
+        ]
         places = np.empty(len(self._rooms), dtype=np.int64)
         places[sorted(range(len(self._rooms)), key=self._rooms.__getitem__)] = np.arange(len(self._rooms))
         return rows[np.lexsort([values[rows] for values in (*by, places[self._room])])]
 
-    def _coded(self, name: str) -> tuple[pa.Array, np.ndarray[Any, Any]]:
-        """Returns (distinct values of a column, for each row the index of the row's value in the distinct values).
 
-        The distinct values are not converted to Python objects, because a large room has millions of distinct event
-        IDs.
-        """
-        import pyarrow as pa  # noqa: PLC0415 - executors only
+# --- copies in several rooms ------------------------------------------------------------------------------------------
 
-        column = self._keys[name].dictionary_encode().combine_chunks()
-        if isinstance(column, pa.ChunkedArray):  # no rows
-            column = column.chunk(0) if column.num_chunks else pa.array([], pa.dictionary(pa.int32(), pa.string()))
-        return column.dictionary, column.indices.to_numpy()
 
-    def _numbers(self, name: str) -> np.ndarray[Any, Any]:
-        """Returns the values of an integer column, with 0 in place of null."""
-        from pyarrow import compute  # noqa: PLC0415 - executors only
+def copies_elsewhere(keys: pa.Table) -> pa.Table:
+    """Returns marks for events that are in several rooms. Each of these rooms gets a mark, except the room with the best copy.
 
-        return _numpy(compute.fill_null(self._keys[name], 0))
+    ``keys`` has the columns ``KEYS_OF_COPIES``, and all copies of each of its events.
+    """
+    import numpy as np  # noqa: PLC0415 - executors only
+    import pyarrow as pa  # noqa: PLC0415
 
-    def _flags(self, name: str) -> np.ndarray[Any, Any]:
-        return _numpy(self._keys[name])
+    distinct, event = _coded(keys, "event_id")
+    rooms, room = _coded(keys, "room_id")
+    ranked = _best_first(keys, np.flatnonzero(np.bincount(event, minlength=len(distinct))[event] > 1), event)
+    starts = np.flatnonzero(np.diff(event[ranked], prepend=-1))
+    best = np.repeat(ranked[starts], np.diff(starts, append=len(ranked)))
+    others = ranked[room[ranked] != room[best]]
+    pairs = np.unique(np.stack([room[others], event[others]]), axis=1)
+    found = {"room_id": rooms.take(pa.array(pairs[0])), "event_id": distinct.take(pa.array(pairs[1]))}
+    return pa.table({**found, "mark": pa.repeat(pa.scalar(str(Mark.COPY)), pairs.shape[1])})
+
+
+def marks_table(rows: Iterable[tuple[str, str | None, Mark]]) -> pa.Table:
+    """Returns marks as a table. ``rows`` yields (room ID, event ID or None, mark)."""
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    names = [column.split()[0] for column in MARKS.split(", ")]
+    columns = zip(*((room_id, event_id, str(mark)) for room_id, event_id, mark in rows), strict=True)
+    values = list(columns) or [()] * len(names)
+    return pa.table({name: pa.array(some, pa.string()) for name, some in zip(names, values, strict=True)})
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _best_first(keys: pa.Table, rows: np.ndarray[Any, Any], event: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Sorts the row numbers ``rows`` by event, and the copies of an event from the best to the worst.
+
+    A copy that is no outlier is better than an outlier. If two copies are equal in this, a copy whose content matches its
+    hash is better. If they are equal in this too, the first copy is better. ``event`` has the number of each row's event.
+    """
+    import numpy as np  # noqa: PLC0415 - executors only
+
+    outlier, other_hash = _numpy(keys["outlier"]), ~_numpy(keys["content_hash_matches"])
+    by = (_numbers(keys, "line"), _numbers(keys, "source"), other_hash, outlier, event)
+    ranked: np.ndarray[Any, Any] = rows[np.lexsort([values[rows] for values in by])]
+    return ranked
+
+
+def _coded(keys: pa.Table, name: str) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+    """Returns (distinct values of a column, index of each row's value among them).
+
+    The distinct values are not converted to Python objects, because a large room has millions of distinct event IDs.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    column = keys[name].dictionary_encode().combine_chunks()
+    if isinstance(column, pa.ChunkedArray):  # no rows
+        column = column.chunk(0) if column.num_chunks else pa.array([], pa.dictionary(pa.int32(), pa.string()))
+    return column.dictionary, column.indices.to_numpy()
+
+
+def _numbers(keys: pa.Table, name: str) -> np.ndarray[Any, Any]:
+    """Returns the values of an integer column, with 0 in place of null."""
+    from pyarrow import compute  # noqa: PLC0415 - executors only
+
+    return _numpy(compute.fill_null(keys[name], 0))
 
 
 def _numpy(column: Any) -> np.ndarray[Any, Any]:

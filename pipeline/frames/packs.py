@@ -9,28 +9,46 @@ Runs in Spark's driver and executors, without Django.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pipeline.frames.choose_events import choose_events, in_order
+from pipeline.frames.choose_events import Chosen, choose_events, in_order, marks_table
 from pipeline.frames.room_events import Held
-from pipeline.frames.schemas import EVENTS, SET_ASIDE
+from pipeline.frames.schemas import EVENTS
+from pipeline.frames.task_rows import BatchFunction
 from streams.runtime.batches import bounded_batches
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-__all__ = ["EVENTS_PER_PACK", "PARCELS", "Packs", "chosen_events", "event_parcels", "mark_parcels"]
+__all__ = [
+    "COUNTS",
+    "EVENTS_PER_PACK",
+    "PARCELS",
+    "PackEvents",
+    "Packs",
+    "count_rooms",
+    "event_parcels",
+    "mark_parcels",
+    "pack_events",
+    "shuffled_pack",
+]
 
 EVENTS_PER_PACK = 20_000
 """The approximate number of events of a pack. A room with more events is a pack of its own."""
 PARCELS = "pack int, marks boolean, content binary"
 """The columns of parcels. ``marks`` tells marks from events; ``content`` is an Arrow record batch without its schema."""
+COUNTS = "room_id string, events bigint, names_ids boolean"
+"""The columns of counts of rooms. ``names_ids`` is true if servers choose the event IDs of the room."""
+#: Versions of rooms in which servers choose event IDs. In all other versions, an event's ID is a hash that covers the
+#: room ID.
+_NAMED = ("1", "2")
 #: The size of the rows that are cut at once. A larger size yields larger parcels.
 _PARCEL_BYTES = 8 * 1024 * 1024
 
@@ -40,21 +58,32 @@ class Packs:
     """The numbers of packs. The first packs have one large room each, the largest room first. Then ``small`` packs follow.
 
     ``large`` maps the ID of each large room to the number of its pack. All other rooms are in the ``small`` packs: a
-    hash of the room ID selects the pack.
+    hash of the room ID selects the pack. ``events`` is the number of events of all rooms. ``names_ids`` is true if servers
+    choose the event IDs of at least one room.
     """
 
     large: Mapping[str, int]
     small: int
+    events: int = 0
+    names_ids: bool = False
 
     @classmethod
-    def of(cls, large: Sequence[tuple[str, int]], events_of_small: int, events_per_pack: int) -> Packs:
-        """Returns the numbers of the packs. ``large`` has (room ID, number of events) of each large room.
+    def of(cls, counts: Iterable[tuple[str | None, int, bool]], events_per_pack: int) -> Packs:
+        """Returns the numbers of the packs.
 
-        ``events_of_small`` is the number of events in all other rooms together.
+        ``counts`` yields (room ID, number of events, true if servers choose the room's event IDs) of each large room.
+        If the room ID is None, the numbers are those of all other rooms together.
         """
+        found = list(counts)
+        large = [(room_id, events) for room_id, events, _ in found if room_id is not None]
         names = [room_id for room_id, _ in sorted(large, key=lambda room: (-room[1], room[0]))]
-        small = -(-events_of_small // events_per_pack)
-        return cls({room_id: number for number, room_id in enumerate(names)}, small)
+        small = -(-sum(events for room_id, events, _ in found if room_id is None) // events_per_pack)
+        return cls(
+            {room_id: number for number, room_id in enumerate(names)},
+            small,
+            sum(events for _, events, _ in found),
+            any(names_ids for *_, names_ids in found),
+        )
 
     def __len__(self) -> int:
         return max(len(self.large) + self.small, 1)
@@ -73,19 +102,27 @@ class Packs:
         return found
 
 
-def event_parcels(packs: Packs) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function that cuts batches of events into parcels."""
-    return lambda batches: _parcels(packs, batches, marks=False)
+def event_parcels(packs: Packs, done: Collection[int] = ()) -> BatchFunction:
+    """Returns a function that cuts batches of events into parcels. Parcels of packs in ``done`` are left out."""
+    return lambda batches: _parcels(packs, batches, done, marks=False)
 
 
-def mark_parcels(packs: Packs) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Returns a function that cuts batches of marks into parcels."""
-    return lambda batches: _parcels(packs, batches, marks=True)
+def mark_parcels(packs: Packs, done: Collection[int] = ()) -> BatchFunction:
+    """Returns a function that cuts batches of marks into parcels. Parcels of packs in ``done`` are left out."""
+    return lambda batches: _parcels(packs, batches, done, marks=True)
 
 
-def _parcels(packs: Packs, batches: Iterable[pa.RecordBatch], *, marks: bool) -> Iterator[pa.RecordBatch]:
+def _parcels(
+    packs: Packs, batches: Iterable[pa.RecordBatch], done: Collection[int], *, marks: bool
+) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+    from pyarrow import compute  # noqa: PLC0415
+
     filled = (batch for batch in batches if batch.num_rows)
-    return (_cut(packs, some, marks=marks) for some in bounded_batches(filled, attrgetter("nbytes"), _PARCEL_BYTES))
+    left_out = pa.array(done, pa.int32())
+    for some in bounded_batches(filled, attrgetter("nbytes"), _PARCEL_BYTES):
+        cut = _cut(packs, some, marks=marks)
+        yield cut.filter(compute.invert(compute.is_in(cut.column("pack"), left_out))) if done else cut
 
 
 def _cut(packs: Packs, batches: Sequence[pa.RecordBatch], *, marks: bool) -> pa.RecordBatch:
@@ -106,32 +143,84 @@ def _cut(packs: Packs, batches: Sequence[pa.RecordBatch], *, marks: bool) -> pa.
     return pa.RecordBatch.from_pydict(columns)
 
 
-def chosen_events(parcels: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Chooses the events of a pack. Yields one batch with the events that are set aside, then batches with the chosen events.
+@dataclass(frozen=True, slots=True)
+class PackEvents:
+    """All events of a pack, in any order, with the columns of ``EVENTS``; and the marks of events in other packs."""
 
-    The first batch has the columns of ``SET_ASIDE``, all others have those of ``EVENTS``. The chosen events are sorted
-    by room, and then by their order in the room. The rows of a pack with more than ``BYTES_IN_MEMORY`` bytes are held
-    in a file.
+    batches: Sequence[pa.RecordBatch]
+    marks: pa.Table
+
+    def choose(self, known: Callable[[Sequence[pa.RecordBatch]], pa.Table] | None = None) -> Chosen:
+        """Chooses the events to compute. ``known`` returns marks of what the database has of the events (``stored_marks``)."""
+        import pyarrow as pa  # noqa: PLC0415 - executors only
+
+        return choose_events(
+            self.batches, self.marks if known is None else pa.concat_tables([self.marks, known(self.batches)])
+        )
+
+    def rows(self, numbers: np.ndarray[Any, Any]) -> Iterator[pa.RecordBatch]:
+        """Yields the events with these row numbers, in the order of the numbers."""
+        return in_order(self.batches, numbers)
+
+
+@contextmanager
+def pack_events(batches: Iterable[pa.RecordBatch], marks: Sequence[pa.Table] = ()) -> Iterator[PackEvents | None]:
+    """Holds the events of a pack during the block, in a file if they have more than ``BYTES_IN_MEMORY`` bytes.
+
+    ``marks`` is read after ``batches``. Yields None if there are no events.
     """
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    marks = pa.schema([(name, pa.string()) for name in ("room_id", "event_id", "mark")])
-    events, held, marked = EVENTS.arrow(), Held(), []
+    held = Held()
     try:
-        for batch in parcels:
-            for is_marks, content in zip(batch.column("marks").to_pylist(), batch.column("content"), strict=True):
-                if is_marks:
-                    marked.append(pa.ipc.read_record_batch(content.as_buffer(), marks))
-                else:
-                    held.add(pa.ipc.read_record_batch(content.as_buffer(), events))
+        for batch in batches:
+            held.add(batch)
         if not held:
-            yield pa.RecordBatch.from_pylist([], schema=SET_ASIDE.arrow())
+            yield None
             return
         found = held.batches()
         if held.in_memory:
             found, held = [pa.concat_batches(found)], Held()  # the small batches are not needed any more
-        chosen = choose_events(found, pa.Table.from_batches(marked, schema=marks))
-        yield chosen.set_aside
-        yield from in_order(found, chosen.order)
+        yield PackEvents(found, pa.concat_tables([marks_table(()), *marks]))
     finally:
         held.close()
+
+
+@contextmanager
+def shuffled_pack(parcels: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, PackEvents] | None]:
+    """Holds the events in the parcels of one pack, as ``pack_events`` does. Yields (number of the pack, its events)."""
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    schemas = {False: EVENTS.arrow(), True: marks_table(()).schema}
+    numbers: set[int] = set()
+    marks: list[pa.Table] = []
+
+    def events() -> Iterator[pa.RecordBatch]:
+        for batch in parcels:
+            numbers.update(batch.column("pack").to_pylist())
+            for is_marks, content in zip(batch.column("marks").to_pylist(), batch.column("content"), strict=True):
+                found = pa.ipc.read_record_batch(content.as_buffer(), schemas[is_marks])
+                if is_marks:
+                    marks.append(pa.Table.from_batches([found]))
+                else:
+                    yield found
+
+    with pack_events(events(), marks) as pack:
+        yield None if pack is None else (numbers.pop(), pack)
+
+
+# --- sizes of rooms ---------------------------------------------------------------------------------------------------
+
+
+def count_rooms(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the numbers of events of the rooms in each batch (``COUNTS``). The batches have ``room_id`` and ``room_version``."""
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+    from pyarrow import compute  # noqa: PLC0415
+
+    for batch in batches:
+        if batch.num_rows:
+            named = compute.is_in(batch.column("room_version"), value_set=pa.array(_NAMED))
+            table = pa.table({"room_id": batch.column("room_id"), "names_ids": named})
+            counted = table.group_by("room_id").aggregate([([], "count_all"), ("names_ids", "any")])
+            found = counted.select(["room_id", "count_all", "names_ids_any"])
+            yield from found.rename_columns(["room_id", "events", "names_ids"]).to_batches()

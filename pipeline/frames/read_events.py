@@ -27,7 +27,7 @@ from pipeline.frames.schemas import BROKEN_LINES, EVENTS
 from pipeline.frames.sources.inputs import Input, check_unchanged, open_inputs, parts_of_inputs, read_part
 from pipeline.frames.sources.parts import BrokenLine, Part, lines_before
 from pipeline.frames.task_rows import InSnapshot, TaskRows, as_read
-from pipeline.spark.run_tasks import InProcess, run_tasks
+from pipeline.spark.run_tasks import run_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,7 +155,7 @@ def read_events(
 
 
 def scan_parts(
-    spark: SparkSession | InProcess, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
+    spark: SparkSession, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
 ) -> list[PartScan]:
     """Scans each part in a task. Returns a ``PartScan`` for each part, in the order of the parts."""
 

@@ -24,8 +24,10 @@ from state.rules.room_versions import room_version
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BYTES_IN_MEMORY", "Held", "RoomEvents", "rooms_of", "temporary_file"]
+__all__ = ["BACKWARD", "BYTES_IN_MEMORY", "Held", "RoomEvents", "rooms_of", "temporary_file"]
 
+BACKWARD = -1
+"""A stream ordering for events that are to be backfilled. Only its sign matters."""
 BYTES_IN_MEMORY = 64 * 1024 * 1024
 """If the batches of a room or a pack have more bytes, they are held in a file."""
 

@@ -28,6 +28,7 @@ from pipeline.frames.damage import DAMAGE, damage_of_rooms
 from pipeline.frames.event_columns import event_arrays
 from pipeline.frames.room_frames import RoomFrames
 from pipeline.frames.schemas import EVENTS, ROOM_FRAMES, FrameSchema
+from pipeline.frames.stored_marks import stored_marks
 from pipeline.frames.stored_sql import (
     ALL_SIZES,
     BY_EVENTS,
@@ -36,12 +37,11 @@ from pipeline.frames.stored_sql import (
     SESSION,
     RoomPart,
     frame_sql,
-    keys_sql,
     links_sql,
     source_sql,
 )
 from pipeline.frames.task_rows import InSnapshot
-from pipeline.source.shared_snapshot import in_snapshot, read_batches, shared_snapshot
+from pipeline.source.shared_snapshot import few_rows_in_snapshot, in_snapshot, read_batches, shared_snapshot
 from state.rules.room_versions import room_version
 from streams.runtime.batches import bounded_batches
 
@@ -51,17 +51,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["KnownKeys", "StoredRooms", "known_keys", "stored_rooms"]
+__all__ = ["KnownKeys", "KnownRows", "StoredRooms", "known_keys", "stored_rooms"]
 
 EVENTS_PER_PART = 50_000
 _ROOMS_PER_PART = 1_000
 _ROOMS_PER_QUERY = 10_000
 _NAME = "replsite frames"
-#: The columns of ``keys_sql``.
-_KEYS = {
-    "events": (("event_id", "string"), ("room_id", "string"), ("outlier", "boolean")),
-    "rooms": (("room_id", "string"),),
-}
 #: Indexes of columns in a row of ``source_sql``.
 _FIRST_OWN, _FIRST_COLUMN, _STORED_BY, _JSON = 2, 11, 19, 20
 
@@ -80,17 +75,24 @@ class _Reading:
             yield from (self.parts.value[number] for number in batch.column(0).to_pylist())
 
 
+@dataclass(frozen=True, slots=True)
+class KnownRows:
+    """Asks a database, in one snapshot, which events and rooms it has. Tasks ask for those of their packs."""
+
+    dsn: str = field(repr=False)
+    snapshot: str
+
+    def marks(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        """Returns the marks of what the database has (``stored_marks``)."""
+        with few_rows_in_snapshot(self.dsn, self.snapshot, _NAME) as cursor:
+            return stored_marks(cursor, batches)
+
+
 @dataclass(frozen=True)
 class KnownKeys(InSnapshot):
-    """Two frames with the keys of all events and rooms of a database, read in one snapshot.
+    """The events and rooms that a database has, in one snapshot. May be used until ``close`` or the end of the ``with`` block."""
 
-    The frames may be used until ``close`` or the end of the ``with`` block.
-    """
-
-    events: DataFrame
-    """``event_id``, ``room_id`` and ``outlier`` of all events."""
-    rooms: DataFrame
-    """``room_id`` of all rooms."""
+    rows: KnownRows
     _open: ExitStack = field(default_factory=ExitStack)
 
 
@@ -148,23 +150,14 @@ def stored_rooms(
         return StoredRooms(**frames, source_events=source_events, damage=damage, _open=stack.pop_all())
 
 
-def known_keys(spark: SparkSession, dsn: str, *, events_per_part: int = 10 * EVENTS_PER_PART) -> KnownKeys:
-    """Returns the keys of all events and rooms of a database, for ``work_out_rooms``. ``dsn`` is a libpq connection string.
+def known_keys(dsn: str) -> KnownKeys:
+    """Takes a snapshot of a database for ``work_out_rooms``. ``dsn`` is a libpq connection string.
 
-    This function counts the events of all rooms at once. Keys are read when the frames are used. Raises errors of the
-    database driver.
+    Raises errors of the database driver.
     """
     with ExitStack() as stack:
-        connection, snapshot = stack.enter_context(shared_snapshot(dsn, _NAME))
-        whole, cut = (
-            _Reading(dsn, snapshot, spark.sparkContext.broadcast(parts))
-            for parts in _parts(connection, None, events_per_part)
-        )
-        events, rooms = (
-            _frame(spark, work, partial(_read_keys, name), ", ".join(f"{column} {kind}" for column, kind in keys))
-            for (name, keys), work in zip(_KEYS.items(), (cut, whole), strict=True)
-        )
-        return KnownKeys(events, rooms, stack.pop_all())
+        _, snapshot = stack.enter_context(shared_snapshot(dsn, _NAME))
+        return KnownKeys(KnownRows(dsn, snapshot), stack.pop_all())
 
 
 def _frame(
@@ -281,10 +274,6 @@ def _read_frame(schema: FrameSchema, work: _Reading, batches: Iterable[pa.Record
     arrow = schema.arrow()
     for rows in _queries(work, partial(frame_sql, schema.name), batches):
         yield rows.cast(arrow)
-
-
-def _read_keys(name: str, work: _Reading, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    return _queries(work, partial(keys_sql, name), batches)
 
 
 def _find_damage(work: _Reading, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

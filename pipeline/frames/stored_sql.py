@@ -23,7 +23,6 @@ __all__ = [
     "SESSION",
     "RoomPart",
     "frame_sql",
-    "keys_sql",
     "links_sql",
     "rooms_sql",
     "source_sql",
@@ -134,10 +133,6 @@ _FRAMES: Mapping[str, str] = {
     "LEFT JOIN numbered b ON b.room_id = v.room_id AND b.stream_ordering = v.last WHERE {v}",
 }
 """The query of each frame. A letter in braces is an alias, and is replaced by the condition for rows of its table."""
-_KEYS: Mapping[str, str] = {
-    "events": "SELECT e.event_id, e.room_id, e.outlier FROM events_event e WHERE {e}",
-    "rooms": "SELECT r.room_id FROM events_room r WHERE {r}",
-}
 BY_EVENTS = frozenset({"event_json", "edges", "auth_edges"})
 """The frames for which several tasks may read one large room. In other frames, rows are numbered over the whole room."""
 
@@ -176,10 +171,6 @@ def frame_sql(name: str, part: RoomPart) -> str:
     """Returns the query for the rows of a frame. The query has the columns of the frame's schema, in the same order."""
     events = part.events("e") if name in BY_EVENTS else part.where("e")
     return _FRAMES[name].format(e=events, **{alias: part.where(alias) for alias in "bcdfgrtv"})
-
-
-def keys_sql(name: str, part: RoomPart) -> str:
-    return _KEYS[name].format(e=part.events("e"), r=part.where("r"))
 
 
 def rooms_sql(part: RoomPart) -> str:

@@ -7,20 +7,29 @@ events to compute (``choose_events``), and computes its rooms one after the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from events.history.rows import EVENTS_PER_CHUNK
 from pipeline.frames import kept
 from pipeline.frames.bundles import BUNDLES, Contents, bundled, contents_of, describing, unbundled
-from pipeline.frames.choose_events import VERSION_DIFFERS, Mark
-from pipeline.frames.packs import EVENTS_PER_PACK, PARCELS, Packs, chosen_events, event_parcels, mark_parcels
+from pipeline.frames.choose_events import KEYS_OF_COPIES, MARKS, copies_elsewhere
+from pipeline.frames.packs import (
+    COUNTS,
+    EVENTS_PER_PACK,
+    PARCELS,
+    PackEvents,
+    Packs,
+    count_rooms,
+    event_parcels,
+    mark_parcels,
+    shuffled_pack,
+)
 from pipeline.frames.read_events import SourceFrames
-from pipeline.frames.room_events import rooms_of
+from pipeline.frames.room_events import BACKWARD, rooms_of
 from pipeline.frames.room_frames import RoomFrames
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS, ROOM_FRAMES, SET_ASIDE
@@ -31,16 +40,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EVENTS_PER_PACK", "VERSION_DIFFERS", "WorkedOutRooms", "work_out_rooms"]
+__all__ = ["EVENTS_PER_PACK", "WorkedOutRooms", "by_pack", "packs_of", "work_out_rooms"]
 
 _KIND = "rows of rooms"
-_COUNTS = "room_id string, events bigint, names_ids boolean"
-#: Versions of rooms in which servers choose event IDs. In all other versions, an event's ID is a hash that covers the
-#: room ID.
-_NAMED = ("1", "2")
-_KEYS = ("source", "line", "room_id", "event_id", "outlier", "content_hash_matches")
-#: An event with a negative stream ordering is backfilled. Only the sign of this value matters.
-_BACKWARD = -1
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def work_out_rooms(
 
     ``events`` is the result of ``read_events``, or a frame with the columns of ``EVENTS``.
 
-    Of several copies of an event, one copy is used. ``known`` has the keys of a database. Events that this database
+    Of several copies of an event, one copy is used. ``known`` is a database. Events that this database
     has, and all events of rooms that it has, are not computed but set aside. Do not close ``known`` while the frames
     are used. If ``as_history`` is true, all events are backfilled. A room with more than ``chunk`` events is computed
     in chunks of this size. The size of the chunks does not change the rows.
@@ -128,18 +130,11 @@ def work_out_rooms(
     read several times. If it is expensive to read them, write them to files (``SourceFrames.keep``) or persist them.
     """
     rows = events.event_rows if isinstance(events, SourceFrames) else events
-    counts = mapped(rows, ["room_id", "room_version"], _count, _COUNTS)
-    packs, names_ids = _packs(counts)
-    parcels = mapped(rows, EVENTS.names, event_parcels(packs), PARCELS)
-    for marks in _marks(rows, counts, known, names_ids=names_ids):
-        parcels = parcels.unionByName(marks.mapInArrow(mark_parcels(packs), PARCELS))
-    # ``repartitionById`` uses the pack's number as the partition's number. Partitioning by hash would put several packs
-    # into one partition.
-    shuffled = parcels.repartitionById(len(packs), "pack")
-    work_out = partial(_work_out, stream_ordering=_BACKWARD if as_history else None, chunk=chunk)
+    shuffled = by_pack(rows, packs_of(rows, EVENTS_PER_PACK))
+    work = _Work(None if known is None else known.rows.marks, as_history, chunk)
 
     def map_bundles(function: BatchFunction, schema: str) -> DataFrame:
-        return shuffled.mapInArrow(lambda parcels: function(work_out(parcels)), schema)
+        return shuffled.mapInArrow(lambda parcels: function(_work_out(work, parcels)), schema)
 
     return WorkedOutRooms.of_bundles(map_bundles)
 
@@ -147,105 +142,64 @@ def work_out_rooms(
 # --- packs ------------------------------------------------------------------------------------------------------------
 
 
-def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields, for each batch, a row for each room: room ID, number of events, true if servers choose the room's event IDs."""
-    import pyarrow as pa  # noqa: PLC0415 - executors only
-    from pyarrow import compute  # noqa: PLC0415
-
-    for batch in batches:
-        if batch.num_rows:
-            named = compute.is_in(batch.column("room_version"), value_set=pa.array(_NAMED))
-            table = pa.table({"room_id": batch.column("room_id"), "names_ids": named})
-            counted = table.group_by("room_id").aggregate([([], "count_all"), ("names_ids", "any")])
-            found = counted.select(["room_id", "count_all", "names_ids_any"])
-            yield from found.rename_columns(["room_id", "events", "names_ids"]).to_batches()
-
-
-def _packs(counts: DataFrame) -> tuple[Packs, bool]:
-    """Returns (packs of the rooms, true if servers choose the event IDs of at least one room)."""
+def packs_of(rows: TaskRows | DataFrame, events_per_pack: int) -> Packs:
+    """Counts the events of each room by a Spark job, and divides the rooms into packs."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
 
+    counts = mapped(rows, ["room_id", "room_version"], count_rooms, COUNTS)
     both = f.sum("events").alias("events"), f.max("names_ids").alias("names_ids")
-    large = f.when(f.col("events") > EVENTS_PER_PACK, f.col("room_id")).alias("large")
-    found = counts.groupBy("room_id").agg(*both).groupBy(large).agg(*both).collect()
-    small = sum(row.events for row in found if row.large is None)
-    packs = Packs.of([(row.large, row.events) for row in found if row.large is not None], small, EVENTS_PER_PACK)
-    return packs, any(row.names_ids for row in found)
+    large = f.when(f.col("events") > events_per_pack, f.col("room_id")).alias("large")
+    return Packs.of(
+        map(tuple, counts.groupBy("room_id").agg(*both).groupBy(large).agg(*both).collect()), events_per_pack
+    )
 
 
-# --- what is known from outside a pack --------------------------------------------------------------------------------
+def by_pack(rows: TaskRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:
+    """Returns the parcels of the events: the partition with the number of a pack has all parcels of the pack.
 
-
-def _marks(
-    rows: TaskRows | DataFrame, counts: DataFrame, known: KnownKeys | None, *, names_ids: bool
-) -> Iterator[DataFrame]:
-    """Yields frames of marks (``MARKS``).
-
-    Events whose ID also occurs in another room are marked, if the event of the other room is the one that is kept.
-    Events and rooms that the database already has are marked, too.
+    Packs in ``done`` have no parcels.
     """
-    schema = ", ".join(f"{name} {EVENTS.columns[name].type}" for name in _KEYS)
-    keys = mapped(rows, _KEYS, as_read, schema)
-    if names_ids:
-        yield _copies_elsewhere(keys)
-    if known is not None:
-        yield _known_events(keys, known)
-        yield _known_rooms(counts, known)
+    parcels = mapped(rows, EVENTS.names, event_parcels(packs, done), PARCELS)
+    if packs.names_ids:
+        schema = ", ".join(f"{name} {EVENTS.columns[name].type}" for name in KEYS_OF_COPIES)
+        keys = mapped(rows, KEYS_OF_COPIES, as_read, schema)
+        marks = keys.repartition("event_id").mapInArrow(_marks_of_copies, MARKS)
+        parcels = parcels.unionByName(marks.mapInArrow(mark_parcels(packs, done), PARCELS))
+    # ``repartitionById`` uses the pack's number as the partition's number. Partitioning by hash would put several packs
+    # into one partition.
+    return parcels.repartitionById(len(packs), "pack")
 
 
-def _copies_elsewhere(keys: DataFrame) -> DataFrame:
-    """Returns marks for events that are in several rooms. Each of these rooms gets a mark, except the room with the best copy."""
-    from pyspark.sql import Window  # noqa: PLC0415 - drivers only
-    from pyspark.sql import functions as f  # noqa: PLC0415
+def _marks_of_copies(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    rooms = f.min("room_id").alias("first"), f.max("room_id").alias("last")
-    several = keys.groupBy("event_id").agg(*rooms).where("first <> last").select("event_id")
-    best_first = Window.partitionBy("event_id").orderBy(
-        "outlier", f.col("content_hash_matches").desc(), "source", "line"
-    )
-    ranked = keys.join(several, "event_id", "left_semi").withColumn("best", f.first("room_id").over(best_first))
-    return _marked(ranked.where("room_id <> best"), f.lit(Mark.COPY))
-
-
-def _known_events(keys: DataFrame, known: KnownKeys) -> DataFrame:
-    from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
-
-    stored = known.events.select(
-        "event_id", f.col("room_id").alias("stored_room"), f.col("outlier").alias("stored_outlier")
-    )
-    found = keys.select("event_id", "room_id").join(stored, "event_id")
-    better = f.col("stored_outlier") & (f.col("stored_room") == f.col("room_id"))
-    return _marked(found, f.when(better, Mark.STORED_OUTLIER).otherwise(Mark.STORED))
-
-
-def _known_rooms(counts: DataFrame, known: KnownKeys) -> DataFrame:
-    from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
-
-    rooms = counts.select("room_id").distinct().join(known.rooms.select("room_id"), "room_id", "left_semi")
-    return _marked(rooms.withColumn("event_id", f.lit(None).cast("string")), f.lit(Mark.ROOM_STORED))
-
-
-def _marked(rows: DataFrame, mark: Any) -> DataFrame:
-    return rows.select("room_id", "event_id", mark.alias("mark"))
+    keys = list(batches)
+    if keys:
+        yield from copies_elsewhere(pa.Table.from_batches(keys)).to_batches()
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _work_out(
-    parcels: Iterator[pa.RecordBatch], *, stream_ordering: int | None, chunk: int
-) -> Iterator[pa.RecordBatch]:
+def _work_out(work: _Work, parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Computes the rooms of one pack from its parcels, and yields their rows as bundles."""
-    first = next((batch for batch in parcels if batch.num_rows), None)
-    if first is None:
-        return
-    pack = first.column("pack")[0].as_py()
-    yield from bundled(pack, _rows(chosen_events(chain([first], parcels)), stream_ordering, chunk))
+    with shuffled_pack(parcels) as found:
+        if found is not None:
+            number, events = found
+            yield from bundled(number, _rows(events, work))
 
 
-def _rows(
-    events: Iterator[pa.RecordBatch], stream_ordering: int | None, chunk: int
-) -> Iterator[tuple[str, pa.RecordBatch]]:
-    yield SET_ASIDE.name, next(events)
-    for room in rooms_of(events, stream_ordering):
-        yield from room_rows(room, chunk)
+def _rows(events: PackEvents, work: _Work) -> Iterator[tuple[str, pa.RecordBatch]]:
+    chosen = events.choose(work.known)
+    yield SET_ASIDE.name, chosen.set_aside
+    for room in rooms_of(events.rows(chosen.order), BACKWARD if work.as_history else None):
+        yield from room_rows(room, work.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The arguments of ``work_out_rooms`` that its tasks need."""
+
+    known: Callable[[Sequence[pa.RecordBatch]], pa.Table] | None
+    as_history: bool
+    chunk: int

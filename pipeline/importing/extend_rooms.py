@@ -13,7 +13,7 @@ is stored in the same transaction as the batch.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,8 @@ from events.persist.batch import Incoming, PersistOutcome, persist
 from events.persist.gap_filling import resolve_room
 from events.persist.next_rows import Accepted
 from events.room_lock import room_transaction
-from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
+from pipeline.frames.sources.parts import HEAD_BYTES
+from pipeline.importing.staging_tables import tables
 from streams.conf import stream_settings
 from streams.jobs.job_run import JobRun
 
@@ -33,9 +34,9 @@ __all__ = ["EVENTS_PER_BATCH", "extend_rooms"]
 
 EVENTS_PER_BATCH = 1_000
 _NEXT = """
-SELECT k.place, k.seq, k.backward, e.outlier, e.room_version, e.event_id, e.json, e.rejected_reason, e.soft_failed,
+SELECT k.place, k.source, k.line, k.backward, e.outlier, e.room_version, e.event_id, e.json, e.rejected_reason, e.soft_failed,
     least(e.stream_ordering, -1)
-FROM {known} k JOIN {event} e USING (seq) ORDER BY k.place LIMIT %s
+FROM {known} k JOIN {event} e USING (source, line) ORDER BY k.place LIMIT %s
 """
 _COUNT_STORED = """
 INSERT INTO pipeline_importedroom (job_id, room_id, imported, rejected, unresolved)
@@ -59,13 +60,13 @@ UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
 
 
 def extend_rooms(run: JobRun, *, as_stored: bool = False) -> None:
-    """Stores the events that the plan set aside for existing rooms. Refused events are quarantined with the reason.
+    """Stores the staged events of existing rooms, in their order. Refused events are quarantined with the reason.
 
     ``as_stored``: with the source's own verdicts, and above gaps, as ``persist`` says.
 
     If the job is cancelled, raises ``JobCancelled`` between two batches. Batches that were stored before stay stored.
     """
-    names = {name: table_name(run.id, name) for name in ("known", STAGED_EVENTS.name, BROKEN.name)}
+    names = tables(run.id)
     with connections[run.using].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM {known}".format(**names))
         total = int(cursor.fetchone()[0])
@@ -97,12 +98,12 @@ def extend_rooms(run: JobRun, *, as_stored: bool = False) -> None:
 
 
 def _incoming(row: Sequence[Any], *, as_stored: bool) -> Incoming:
-    _, _, backward, outlier, version, event_id, json, reason, soft_failed, place = row
+    _, _, _, backward, outlier, version, event_id, json, reason, soft_failed, place = row
     found = Incoming(bytes(json), version, event_id, outlier=outlier, backfilled=backward)
     return replace(found, verdict=(reason, soft_failed), backfilled_at=place) if as_stored else found
 
 
-def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
+def _next(cursor: Any, names: Mapping[str, str]) -> list[Any]:
     """Returns the staged rows of the next batch, in the order in which their events are to be stored.
 
     The events of a batch are either all backfilled or all live. In a batch of backfilled events, the oldest event is
@@ -110,12 +111,14 @@ def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
     """
     cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
     rows = cursor.fetchall()
-    kind = rows[0][2] if rows else False
-    same = [row for row in rows if row[2] == kind]
+    kind = rows[0][3] if rows else False
+    same = [row for row in rows if row[3] == kind]
     return same[::-1] if kind else same
 
 
-def _record_outcome(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
+def _record_outcome(
+    cursor: Any, job: int, names: Mapping[str, str], rows: Sequence[Any], outcome: PersistOutcome
+) -> None:
     """Adds the events of a batch to the counts of their rooms, and the refused events to the quarantine.
 
     Deletes the rows of the batch from the table of events that are still to be stored.
@@ -125,8 +128,10 @@ def _record_outcome(cursor: Any, job: int, names: dict[str, str], rows: Sequence
     rooms = sorted(stored)
     cursor.execute(_COUNT_STORED, [job, rooms, [stored[room] for room in rooms], [rejected[room] for room in rooms]])
     for refused in outcome.refused:
+        _, source, line, *_, json, _, _, _ = rows[refused.place]
+        detail = refused.error.detail.replace("\0", "\\0")[:1000]
         cursor.execute(
-            "INSERT INTO {broken} (seq, reason, detail) VALUES (%s, %s, %s)".format(**names),
-            [rows[refused.place][1], str(refused.error.reason), refused.error.detail.replace("\0", "\\0")[:1000]],
+            "INSERT INTO {broken} (source, line, reason, detail, head) VALUES (%s, %s, %s, %s, %s)".format(**names),
+            [source, line, str(refused.error.reason), detail, bytes(json)[:HEAD_BYTES]],
         )
     cursor.execute("DELETE FROM {known} WHERE place = ANY (%s)".format(**names), [[row[0] for row in rows]])

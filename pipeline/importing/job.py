@@ -1,35 +1,36 @@
 """Imports room histories from files and databases into the site's tables. Runs in Spark's driver, and needs Django.
 
     scan     tasks    count lines and find announced room versions in every part of the sources
-    read     tasks    parse lines and rows into events and broken lines, staged   (pipeline.importing.stage_lines)
-    plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
-    load     tasks    compute all rows of each room, copy them into the tables    (pipeline.importing.load_rooms)
-    known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
+    read     tasks    parse lines and rows, count the events of rooms, store broken lines    (pipeline.importing.read_parts)
+    load     tasks    for each pack: choose new events, compute all rows of its rooms,
+                      copy them into the tables                                              (pipeline.importing.import_pack)
+    known    driver   store new events of existing rooms like live events                    (pipeline.importing.extend_rooms)
 
-Spark runs the tasks. If the sources are small, this process runs them, without a JVM.
+Spark runs the tasks (``pipeline.importing.runners``). If the sources are small, this process runs them, without a JVM.
 
-Each step can be repeated. Staging records finished parts in a ledger. Loading records the loaded rooms in the
-transaction that loads them. ``resume`` continues a killed job. If the job was queued, the next ``runjobs`` continues
-the job. If a new job is started instead, the new job treats events that are loaded already as duplicates. In all cases
-no event is lost or stored twice.
+Each step can be repeated. A ledger has the parts that are read and the packs that are loaded, each recorded in the
+transaction that stores its rows. ``resume`` continues a killed job: it reads the sources again, and loads what is not
+loaded. If the job was queued, the next ``runjobs`` continues the job. If a new job is started instead, the new job treats
+events that are loaded already as duplicates. In all cases no event is lost or stored twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from django.db import connections, transaction
 
 from pipeline.conf import pipeline_settings
 from pipeline.disk_full import disk_full
-from pipeline.errors import SourceChanged
+from pipeline.errors import SourceChanged, SparkFailed
+from pipeline.frames.packs import EVENTS_PER_PACK, Packs
 from pipeline.frames.parse_lines import LineRules, PartScan
-from pipeline.frames.read_events import PART_BYTES, scan_parts
+from pipeline.frames.read_events import PART_BYTES, Reading
 from pipeline.frames.sources.inputs import (
     Input,
     bytes_of_inputs,
@@ -39,27 +40,28 @@ from pipeline.frames.sources.inputs import (
     parts_of_inputs,
     unchanged,
 )
-from pipeline.frames.sources.parts import Part
+from pipeline.frames.sources.parts import Part, lines_before
 from pipeline.importing.extend_rooms import extend_rooms
+from pipeline.importing.import_pack import PackWork
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
-from pipeline.importing.load_rooms import EVENTS_PER_PACK, RoomWork, load_rooms, pack_rooms
-from pipeline.importing.plan import (
+from pipeline.importing.read_parts import ReadWork
+from pipeline.importing.runners import InProcess, OnSpark
+from pipeline.importing.staging_tables import (
     create_staging,
     drop_staging,
     events_done,
+    is_loaded,
     leftover_staging,
-    make_plan,
-    planned_rooms,
-    quarantine_rooms,
+    lines_read,
+    order_known_events,
+    packs_done,
+    planned_packs,
     store_broken,
-    store_versions,
+    store_packs,
 )
-from pipeline.importing.stage_lines import LineWork, stage_parts
-from pipeline.importing.staging_tables import STEPS, table_name
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.job_steps import spark_steps
-from pipeline.spark.run_tasks import InProcess, finished_tasks
 from pipeline.spark.site_session import session_if_worth_it
 from streams.conf import stream_settings
 from streams.db.consistent_read import long_transaction
@@ -72,14 +74,13 @@ from streams.jobs.rows import claim_abandoned_jobs, hold_lock
 from streams.jobs.run import run_job
 from streams.writing.name import writer_name, written_by
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["KIND", "ImportOptions", "Outcome", "import_history", "import_in"]
 
+T = TypeVar("T")
+
 KIND = "import_events"
-BYTES_IN_PROCESS = 64 * 1024 * 1024
-"""Smaller sources, some 80,000 events, are imported in this process. Spark with two cores would take a third longer."""
+BYTES_IN_PROCESS = 128 * 1024 * 1024
+"""Smaller sources, some 160,000 events, are imported in this process. Spark with two cores would not be done sooner."""
 _SIGNATURE_LINES = {
     TRUSTED: "Signatures: trusted, as the sources have them; --keys FILE verifies them.",
     VERIFIED: "Signatures: verified with the keys that were named.",
@@ -189,7 +190,6 @@ class _Import:
         self._given = inputs
         self._signatures = signatures
         self._started = time.monotonic()
-        self._parts: list[Part] = []
 
     def run(self) -> Outcome:
         self._inputs = self._remember_sources()
@@ -209,23 +209,28 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job, self._signatures.name)
+        spark_seconds = 0.0 if self._asked(is_loaded) else self._new_rooms()
+        extend_rooms(self._run, as_stored=self._options.as_stored)
+        with long_transaction(self._using) as cursor:
+            quarantined = store_broken(cursor, self._job, [source.name for source in self._inputs])
+        return self._outcome(quarantined, spark_seconds)
+
+    def _new_rooms(self) -> float:
+        """Loads the new rooms, and stages the new events of existing ones. Returns the seconds that Spark took to start."""
         started, spark_seconds = time.monotonic(), 0.0
         worth_it = bytes_of_inputs(self._inputs) > BYTES_IN_PROCESS
         with session_if_worth_it(self._run, "import", self._options.master, worth_it=worth_it) as spark:
-            if spark is not None:
+            if spark is None:
+                with closing(InProcess(self._run.step)) as runner:
+                    self._read_and_load(runner)
+            else:
                 spark_seconds = time.monotonic() - started
                 self._run.say(f"Spark: started in {spark_seconds:.1f} s")
-            with spark_steps(self._run, spark) if spark is not None else nullcontext():
-                tasks = InProcess(self._run.step) if spark is None else spark
-                scans = self._read(tasks)
-                self._plan()
-                left_out = self._load(tasks)
-        if left_out:
-            with transaction.atomic(using=self._using), self._cursor() as cursor:
-                quarantine_rooms(cursor, self._job, left_out)
-        extend_rooms(self._run, as_stored=self._options.as_stored)
-        quarantined = self._store_broken(scans)
-        return self._outcome(quarantined, spark_seconds)
+                with spark_steps(self._run, spark):
+                    self._read_and_load(OnSpark(spark))
+        with long_transaction(self._using) as cursor:
+            order_known_events(cursor, self._job, as_history=self._options.as_history)
+        return spark_seconds
 
     # --- sources ----------------------------------------------------------------------------------------------------
 
@@ -276,21 +281,35 @@ class _Import:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _read(self, spark: SparkSession | InProcess) -> list[PartScan]:
-        limit = pipeline_settings().import_line_limit_bytes
-        with self._sources_at_rest(), parts_of_inputs(self._inputs, PART_BYTES) as parts:
-            self._parts = parts
-            with self._run.watch("scan", len(parts), "parts", finished_tasks(spark)):
-                scans = scan_parts(spark, parts, limit, self._signatures.keys)
-            self._store_row_counts(scans)
-            self._store_versions(scans)
-            rules = LineRules(limit, self._signatures.keys, stream_settings().server_name)
-            work = LineWork(self._job, dsn(self._using), rules)
-            total = sum(scan.lines for scan in scans)
-            with self._run.watch("read", total, "lines", self._counter(STEPS.name, "sum(lines)")):
-                stage_parts(spark, work, parts)
-        self._options.pause("read")
-        return scans
+    def _read_and_load(self, runner: InProcess | OnSpark) -> None:
+        with ExitStack() as sources:
+            parts = sources.enter_context(parts_of_inputs(self._inputs, PART_BYTES))
+            with self._sources_at_rest():
+                read, packs = self._read(runner, parts)
+            if not runner.reads_sources_to_load:
+                sources.close()  # ends snapshots of other databases
+            self._options.pause("read")
+            self._run.step()
+            self._load(runner, read, packs)
+        self._options.pause("load")
+
+    def _read(self, runner: InProcess | OnSpark, parts: Sequence[Part]) -> tuple[ReadWork, Packs]:
+        """Reads all lines, and divides the rooms into packs."""
+        limit, keys = pipeline_settings().import_line_limit_bytes, self._signatures.keys
+        with self._run.watch("scan", len(parts), "parts", runner.finished()):
+            scans = runner.scan(parts, limit, keys)
+        self._store_row_counts(parts, scans)
+        announced = dict(pair for scan in reversed(scans) for pair in scan.versions.items())  # the first counts
+        rules = LineRules(limit, keys, stream_settings().server_name, announced)
+        reading = Reading(parts, lines_before(parts, [scan.lines for scan in scans]), rules)
+        work = ReadWork(self._job, dsn(self._using), reading, self._inputs)
+        known = self._asked(planned_packs)
+        with self._run.watch("read", sum(scan.lines for scan in scans), "lines", lambda: self._asked(lines_read)):
+            packs = runner.read(work, None if known is None else Packs(**known), self._options.events_per_pack)
+        if known is None:
+            with self._cursor() as cursor:
+                store_packs(cursor, self._job, asdict(packs))
+        return work, packs
 
     @contextmanager
     def _sources_at_rest(self) -> Iterator[None]:
@@ -303,53 +322,37 @@ class _Import:
         finally:
             check_unchanged(self._inputs)
 
-    def _store_row_counts(self, scans: Sequence[PartScan]) -> None:
+    def _store_row_counts(self, parts: Sequence[Part], scans: Sequence[PartScan]) -> None:
         rows = dict.fromkeys(range(len(self._inputs)), 0)
-        for part, scan in zip(self._parts, scans, strict=True):
+        for part, scan in zip(parts, scans, strict=True):
             rows[part.file] += scan.lines
         sources = list(ImportSource.objects.using(self._using).filter(job_id=self._job))
         for source in sources:
             source.rows = rows[source.number]
         ImportSource.objects.using(self._using).bulk_update(sources, ["rows"], batch_size=1_000)
 
-    def _store_versions(self, scans: Sequence[PartScan]) -> None:
-        with transaction.atomic(using=self._using), self._cursor() as cursor:
-            for scan in scans:
-                store_versions(cursor, self._job, scan.versions)
+    def _load(self, runner: InProcess | OnSpark, read: ReadWork, packs: Packs) -> None:
+        """Computes and loads the packs that are not loaded yet."""
+        work = PackWork(LoadWork(read.dsn, self._job, writer_name()), self._options.as_history)
+        with self._run.watch("load", packs.events, "events", lambda: self._asked(events_done)):
+            try:
+                runner.load(read, work, packs, frozenset(self._asked(packs_done)))
+            except SparkFailed as failed:
+                if SourceChanged.__name__ in str(failed):  # raised by a task
+                    check_unchanged(self._inputs)
+                raise
 
-    def _plan(self) -> None:
-        with (
-            self._run.watch("plan", None, "steps", lambda: 0),
-            long_transaction(self._using) as cursor,
-        ):
-            make_plan(cursor, self._job, as_history=self._options.as_history)
-        self._options.pause("plan")
-
-    def _load(self, spark: SparkSession | InProcess) -> set[str]:
-        """Computes and loads the rooms that are not loaded yet. Returns the IDs of rooms that were left out."""
+    def _asked(self, question: Callable[[Any, int], T]) -> T:
+        """Asks the job's ledger. May be called in any thread, such as the thread that reports progress."""
         with self._cursor() as cursor:
-            rooms = planned_rooms(cursor, self._job)
-            total = sum(room.events for room in rooms) + events_done(cursor, self._job)
-        work = RoomWork(LoadWork(dsn(self._using), self._job, writer_name()), self._options.as_history)
-        with self._run.watch("load", total, "events", self._events_done):
-            left_out = load_rooms(spark, work, pack_rooms(rooms, self._options.events_per_pack))
-        self._options.pause("load")
-        return left_out
-
-    def _events_done(self) -> int:
-        with self._cursor() as cursor:
-            return events_done(cursor, self._job)
-
-    def _store_broken(self, scans: Sequence[PartScan]) -> int:
-        with long_transaction(self._using) as cursor:
-            return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
+            return question(cursor, self._job)
 
     # --- figures ----------------------------------------------------------------------------------------------------
 
     def _outcome(self, quarantined: int, spark_seconds: float) -> Outcome:
         loaded = list(ImportedRoom.objects.using(self._using).filter(job_id=self._job))
         return Outcome(
-            read=self._counter(STEPS.name, "sum(lines)")(),
+            read=self._asked(lines_read),
             imported=sum(room.imported for room in loaded),
             rejected=sum(room.rejected for room in loaded),
             quarantined=quarantined,
@@ -360,20 +363,6 @@ class _Import:
             job=self._job,
             signatures=self._signatures.word,
         )
-
-    def _counter(self, table: str, aggregate: str) -> Callable[[], int]:
-        """Returns a function that queries a staging table for an SQL aggregate such as ``sum(events)``.
-
-        The function may be called in any thread, such as the thread that reports progress. It uses the connection of
-        that thread.
-        """
-
-        def count() -> int:
-            with self._cursor() as cursor:
-                cursor.execute(f"SELECT coalesce({aggregate}, 0) FROM {table_name(self._job, table)}")
-                return int(cursor.fetchone()[0])
-
-        return count
 
     def _figures(self) -> dict[str, int]:
         """Returns the figures that are stored before and after the work.

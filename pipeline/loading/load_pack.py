@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from streams.holds.hold import WRITE_AS, hold_sql
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LOADED", "LoadWork", "PackLoaded", "load_pack", "load_packs"]
+__all__ = ["LOADED", "LoadWork", "PackLoaded", "load_in", "load_pack", "load_packs", "pack_transaction"]
 
 LOADED = "rooms bigint, events bigint, left_out array<string>"
 """The columns of a task's result: how many rooms and events it loaded, and the rooms that it left out."""
@@ -127,13 +127,26 @@ def load_pack(work: LoadWork, pack: Pack, step: Callable[[str], None] = lambda n
 
     Raises ``PackIncomplete`` if rows of the pack are missing, and errors of the database driver.
     """
-    with closing(connect(work.dsn, "replsite spark load")) as connection:
+    with pack_transaction(work.dsn) as cursor:
+        done = load_in(cursor, work, pack, step)
+    step("committed")
+    return done
+
+
+@contextmanager
+def pack_transaction(dsn: str) -> Iterator[Any]:
+    """Yields a cursor in a transaction in which ``load_in`` can load a pack. The transaction commits at the end of the block."""
+    with closing(connect(dsn, "replsite spark load")) as connection:
         # ``_LOADED_BEFORE`` has to see what was committed while an earlier statement waited.
         connection.set_session(isolation_level="READ COMMITTED")
-        with connection, connection.cursor() as cursor:  # one transaction
-            done = _Loading(work, cursor, pack, step).load()
-        step("committed")
-        return done
+        with connection, connection.cursor() as cursor:
+            cursor.execute(NO_LIMITS)
+            yield cursor
+
+
+def load_in(cursor: Any, work: LoadWork, pack: Pack, step: Callable[[str], None] = lambda name: None) -> PackLoaded:
+    """Loads a pack in the open transaction of ``pack_transaction``, otherwise as ``load_pack``."""
+    return _Loading(work, cursor, pack, step).load()
 
 
 class _Loading:
@@ -143,7 +156,6 @@ class _Loading:
         self._work, self._cursor, self._pack, self._step = work, cursor, pack, step
 
     def load(self) -> PackLoaded:
-        self._cursor.execute(NO_LIMITS)
         inserted, left_out = self._insert_rooms()
         if not inserted:
             return PackLoaded(0, 0, left_out)

@@ -1,4 +1,4 @@
-"""Runs one function in many tasks, once for each task number: on Spark, or in this process for a small amount of work."""
+"""Runs one function in many tasks of Spark, once for each task number."""
 
 from __future__ import annotations
 
@@ -7,45 +7,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.errors import SparkFailed, TaskFailed
-from pipeline.spark.stages import FinishedTasks
+from pipeline.errors import SparkFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["InProcess", "error_summary", "finished_tasks", "run_tasks", "spark_errors"]
+__all__ = ["error_summary", "run_tasks", "spark_errors"]
 
 _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.errors\.\w+:")
 
 
-class InProcess:
-    """Stands for a Spark session where tasks run in this process, one after the other. ``step`` is called after each task."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self._step = step
-        self.finished = 0
-
-    def run(self, tasks: int, work: Callable[[int], str]) -> list[str]:
-        found = []
-        for number in range(tasks):
-            try:
-                found.append(work(number))
-            except Exception as error:
-                raise TaskFailed(f"A task failed: {type(error).__module__}.{type(error).__name__}: {error}") from error
-            self.finished += 1
-            self._step()
-        return found
-
-
-def run_tasks(spark: SparkSession | InProcess, tasks: int, work: Callable[[int], str]) -> list[str]:
+def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
     """Runs ``work(0)`` to ``work(tasks - 1)``, each call in a separate task. Returns the results in this order.
 
-    Raises ``TaskFailed``.
+    Raises ``SparkFailed``.
     """
     if not tasks:
         return []
-    if isinstance(spark, InProcess):
-        return spark.run(tasks, work)
 
     def each(numbers: Iterable[int]) -> Iterable[str]:
         from streams.runtime.gc_pause import freeze_objects  # noqa: PLC0415 - in the executor
@@ -69,14 +47,6 @@ def spark_errors() -> Iterator[None]:
     # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
     except (PySparkException, Py4JError) as error:
         raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
-
-
-def finished_tasks(spark: SparkSession | InProcess) -> Callable[[], int]:
-    """Returns a function that returns how many tasks have finished since. It may be called from another thread."""
-    if isinstance(spark, InProcess):
-        before = spark.finished
-        return lambda: spark.finished - before
-    return FinishedTasks(spark)
 
 
 def error_summary(text: str) -> str:

@@ -168,7 +168,6 @@ PLANNED = {
     "events_eventedge, bytes": "`events_eventedge`",
     "all tables, bytes": "all tables",
     "all indexes, bytes": "all indexes",
-    "staging at its most, bytes": "staging at its most",
     "WAL, bytes": "WAL",
     "CPU of workers, us": "CPU of Spark's Python workers",
     "CPU of jvm, us": "CPU of the JVM",
@@ -226,7 +225,7 @@ def _jobs(result: Result) -> _Panels:
 _BESIDE = "beside so many: "
 #: Panel -> how the names of its figures of ``scale`` begin.
 _PANELS = {
-    "imported: bytes for an event": ("input,", "all tables,", "all indexes,", "staging at its most,", "WAL,"),
+    "imported: bytes for an event": ("input,", "all tables,", "all indexes,", "WAL,"),
     "imported: CPU for an event, µs": ("CPU,", "CPU of driver,", "CPU of jvm,", "CPU of workers,", "CPU of postgres,"),
     f"{_BESIDE}CPU, µs": (_BESIDE,),
 }

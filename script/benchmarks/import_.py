@@ -27,7 +27,7 @@ LEAST_PER_SECOND = 12_000
 MOST_TIMES_A_TENTH = 11.0
 LEAST_TIMES_ONE_CORE = 1.6
 MOST_WORKERS_MB, MOST_JVM_MB = 3 * 1024, 2 * 1024
-_STAGES = ("scan", "read", "plan", "load")
+_STAGES = ("scan", "read", "load")
 
 
 def emptied() -> None:

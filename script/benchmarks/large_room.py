@@ -1,6 +1,6 @@
 """One large room in one worker: how much memory computing and loading it takes by the size of its chunks, and how fast it is.
 
-The lines are staged and planned as an import does; then a process of its own loads the room, as a task of Spark would.
+The lines are parsed as an import does; then a process of its own loads the room, as a task of Spark would.
 The peer is the room as one chunk, everything at hand. ``REPLSITE_BENCH_EVENTS`` makes the room smaller or larger; 10^6 as one
 chunk take 2 GB, so from there on only chunks are measured.
 """
@@ -15,13 +15,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from django.db import connection, transaction
 
 from events.columns import COLUMNS
-from pipeline.frames.parse_lines import LineRules
+from pipeline.frames.packs import Packs, event_parcels
+from pipeline.frames.parse_lines import LineRules, scan_part
+from pipeline.frames.read_events import Reading
 from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
-from pipeline.importing.plan import create_staging, drop_staging, make_plan, planned_rooms
-from pipeline.importing.stage_lines import LineWork, stage_part
+from pipeline.frames.sources.parts import lines_before
+from pipeline.importing.read_parts import ReadWork, events_of_part
+from pipeline.importing.staging_tables import create_staging, drop_staging
 from pipeline.models import Job
 from script.benchmarks.histories import make_history
 from script.benchmarks.report import Report
@@ -36,14 +40,16 @@ MOST_BYTES_PER_EVENT = 600
 
 _WORKER = """
 import json, os, resource, sys, time
-from pipeline.importing.load_rooms import RoomWork, load_planned
-from pipeline.importing.plan import PlannedRoom
+import pyarrow as pa
+from pipeline.frames.packs import shuffled_pack
+from pipeline.importing.import_pack import PackWork, import_pack
 from pipeline.loading.load_pack import LoadWork
-job, number, room_id, events, chunk, dsn = sys.argv[1:]
+job, path, chunk, dsn = sys.argv[1:]
 before = resource.getrusage(resource.RUSAGE_SELF)
 begun = time.monotonic()
-work = RoomWork(LoadWork(dsn, int(job), "bench"), False, int(chunk))
-assert load_planned(work, [PlannedRoom(int(number), room_id, int(events))]) == []
+work = PackWork(LoadWork(dsn, int(job), "bench"), False, int(chunk))
+with pa.OSFile(path) as file, shuffled_pack(pa.ipc.open_stream(file)) as found:
+    import_pack(work, *found)
 after = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({
     "wall": time.monotonic() - begun,
@@ -54,24 +60,28 @@ print(json.dumps({
 """
 
 
-def stage(path: Path, job: int) -> tuple[int, str, int]:
-    """Stage and plan a file with one room; returns its number, ID and events."""
-    with transaction.atomic(), connection.cursor() as cursor:
-        create_staging(cursor, job)
-    with parts_of_inputs(open_inputs([str(path)]), 2**24) as parts:
-        for number, part in enumerate(parts):
-            stage_part(LineWork(job, dsn("default"), LineRules()), number, part)
-    with transaction.atomic(), connection.cursor() as cursor:
-        make_plan(cursor, job, as_history=False)
-        (room,) = planned_rooms(cursor, job)
-    return room.room_no, room.room_id, room.events
+def parse(path: Path, job: int, parcels: Path) -> None:
+    """Parse a file with one room; its parcels are written to another file, as Spark's shuffle does."""
+    inputs = open_inputs([str(path)])
+    with parts_of_inputs(inputs, 2**24) as parts, pa.OSFile(str(parcels), "wb") as out:
+        lines = [scan_part(part, 2**20).lines for part in parts]
+        work = ReadWork(job, dsn("default"), Reading(parts, lines_before(parts, lines), LineRules()), inputs)
+        writer = None
+        for number in range(len(parts)):
+            for batch in event_parcels(Packs({}, 1))(events_of_part(work, number)):
+                writer = writer or pa.ipc.new_stream(out, batch.schema)
+                writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
 
 
-def load(room: tuple[int, str, int], job: int, chunk: int) -> dict[str, Any]:
+def load(parcels: Path, job: int, chunk: int) -> dict[str, Any]:
     """What a worker says that computes and loads the room; the room is emptied first."""
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(f"{CHANGE_FACTS}; TRUNCATE {', '.join((*COLUMNS, 'pipeline_importedroom'))}")
-    arguments = [str(job), *map(str, room), str(chunk), dsn("default")]
+        drop_staging(cursor, [job])
+        create_staging(cursor, job)
+    arguments = [str(job), str(parcels), str(chunk), dsn("default")]
     found = subprocess.run([sys.executable, "-c", _WORKER, *arguments], stdout=subprocess.PIPE, check=True, text=True)
     answer: dict[str, Any] = json.loads(found.stdout)
     return answer
@@ -79,15 +89,17 @@ def load(room: tuple[int, str, int], job: int, chunk: int) -> dict[str, Any]:
 
 def main() -> None:
     """Each size of chunks, and the whole."""
-    with tempfile.TemporaryDirectory() as folder:
-        (path,) = make_history(Path(folder), [EVENTS], 1)
-        job = Job.objects.create(kind="import_events").pk
-        room = stage(path, job)
-    whole = load(room, job, EVENTS) if EVENTS <= MOST_EVENTS_AT_ONCE else None
     columns = ["chunk", "events_per_second", "cpu_us", "peak_mb", "bytes_per_event", "ratio", "ratio_limit", "ok"]
     report = Report("large_room", f"computing and loading one room of {EVENTS:,} events in one worker", columns)
-    for chunk in CHUNKS:
-        add(report, f"{chunk:,}", load(room, job, chunk), whole)
+    with tempfile.TemporaryDirectory() as folder:
+        (path,) = make_history(Path(folder), [EVENTS], 1)
+        job, parcels = Job.objects.create(kind="import_events").pk, Path(folder, "parcels")
+        with connection.cursor() as cursor:
+            create_staging(cursor, job)
+        parse(path, job, parcels)
+        whole = load(parcels, job, EVENTS) if EVENTS <= MOST_EVENTS_AT_ONCE else None
+        for chunk in CHUNKS:
+            add(report, f"{chunk:,}", load(parcels, job, chunk), whole)
     if whole is not None:
         add(report, "whole", whole, None)
     with connection.cursor() as cursor:

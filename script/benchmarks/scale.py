@@ -39,13 +39,7 @@ SELECT relname, pg_table_size(oid), pg_indexes_size(oid) FROM pg_class
 WHERE relkind = 'r' AND (relname LIKE 'events_%%' OR relname LIKE 'state_%%') AND pg_table_size(oid) > 100000
 ORDER BY pg_total_relation_size(oid) DESC
 """
-_NOW = """
-SELECT (
-        SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class
-        WHERE relkind = 'r' AND relname LIKE 'pipeline_stage_%%'
-    ),
-    (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())
-"""
+_NOW = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
 _WAL = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint"
 
 
@@ -57,10 +51,10 @@ def fetch(sql: str) -> list[tuple[int, ...]]:
 
 
 class Watch:
-    """The most bytes of staging, and the most connections, while the block runs."""
+    """The most connections while the block runs."""
 
     def __init__(self) -> None:
-        self.staging = self.connections = 0
+        self.connections = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
@@ -74,8 +68,8 @@ class Watch:
 
     def _sample(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
-            ((staging, count),) = fetch(_NOW)
-            self.staging, self.connections = max(self.staging, int(staging)), max(self.connections, count)
+            ((count,),) = fetch(_NOW)
+            self.connections = max(self.connections, count)
         connections.close_all()
 
 
@@ -103,7 +97,6 @@ def measured(events: int) -> dict[str, float]:
         **figures,
         "all tables, bytes": rows / events,
         "all indexes, bytes": indexes / events,
-        "staging at its most, bytes": watch.staging / events,
         "WAL, bytes": (wal_after - wal) / events,
         **spent,
         "CPU, us": sum(spent.values()),

@@ -22,7 +22,7 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
 
 from events.reading.pages import timeline  # noqa: E402
-from pipeline.importing.plan import create_staging, drop_staging  # noqa: E402
+from pipeline.importing.staging_tables import create_staging, drop_staging  # noqa: E402
 from streams import epochs  # noqa: E402
 from tests.support.made_rooms import ALICE, MadeRoom  # noqa: E402
 from tests.support.persisted_rooms import incoming, persist  # noqa: E402

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pipeline.frames.packs import EVENTS_PER_PACK
 from pipeline.importing.job import PART_BYTES
-from pipeline.importing.load_rooms import EVENTS_PER_PACK
 from pipeline.source.options import ReadOptions
 from tests.support.session import PROJECT
 

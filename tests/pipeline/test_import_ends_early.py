@@ -60,8 +60,9 @@ def small_disk(rows):
             cursor.execute("DROP TABLESPACE small")
 
 
-def test_a_full_disk_says_so_and_the_import_goes_on_when_there_is_space(small_disk):
+def test_a_full_disk_says_so_and_the_import_goes_on_when_there_is_space(small_disk, tmp_path):
     files = [ROOMS / name / "events.jsonl.gz" for name in ("v11_fork_walk", "v10_visibility_walk")]
+    files.append(write_lines(tmp_path / "broken", *[b"x" * 200] * 10_000))
     with pytest.raises(DiskFull, match=r"disk is full: .*Free space, then go on with --resume"):
         run_import(*files)
     job = Job.objects.get()
@@ -69,7 +70,8 @@ def test_a_full_disk_says_so_and_the_import_goes_on_when_there_is_space(small_di
     assert content()["events"] == []
     small_disk()
     outcome = run_import(*files, resume=True)
-    assert outcome.imported == outcome.read == 513 + 273 and Job.objects.get().state == JobState.DONE
+    assert (outcome.imported, outcome.quarantined) == (513 + 273, 10_000)
+    assert QuarantinedLine.objects.count() == 10_000 and Job.objects.get().state == JobState.DONE
     assert staging_tables() == []
 
 
@@ -103,7 +105,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded
     }
     path = made[form]()
     os.utime(path, ns=(1, 1))
-    monkeypatch.setattr("pipeline.importing.job.scan_parts", lambda *_: path.write_bytes(path.read_bytes()[:1000]))
+    monkeypatch.setattr("pipeline.importing.runners.scan_parts", lambda *_: path.write_bytes(path.read_bytes()[:1000]))
     with pytest.raises(SourceChanged, match=f"{path.name} has changed"):
         run_import(path)
     assert content()["events"] == [] and staging_tables() == []
@@ -114,7 +116,7 @@ def broken_off(paths):
     """An import that fails when everything is read and nothing is loaded."""
 
     def fail(step):
-        if step == "plan":
+        if step == "read":
             raise OSError("out of patience")
 
     with pytest.raises(OSError, match="out of patience"):

@@ -8,8 +8,8 @@ import psycopg2
 import pytest
 
 from pipeline.errors import DiskFull, TaskFailed
+from pipeline.importing import import_pack
 from pipeline.importing import job as importing
-from pipeline.importing import load_rooms
 from pipeline.models import Job, JobState
 from streams.jobs.errors import JobCancelled
 from tests.pipeline.imports import SMALL_ROOMS, bare_room, content, run_import, staging_tables, write_lines
@@ -56,33 +56,33 @@ def test_larger_sources_go_to_spark(spark, tmp_path, monkeypatch, size):
     ],
 )
 def test_a_task_that_fails_ends_the_job_and_what_is_loaded_stays(tmp_path, monkeypatch, raised, expected):
-    path = write_lines(tmp_path / "in", *bare_room(1, 20), *bare_room(2, 15))
-    whole = load_rooms.load_pack
+    path = write_lines(tmp_path / "in", *bare_room(1, 21), *bare_room(2, 15))
+    whole = import_pack.load_in
 
-    def fail(work, pack):
+    def fail(cursor, work, pack, step):
         if "!made2:example.org" in [room[0] for room in pack.rooms()]:
             raise raised
-        return whole(work, pack)
+        return whole(cursor, work, pack, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load_rooms, "load_pack", fail)
+        patch.setattr(import_pack, "load_in", fail)
         with pytest.raises(expected[0], match=expected[1]):
             without_spark(path, events_per_pack=20)
-    assert len(content()["events"]) == 20 and Job.objects.get().state == JobState.FAILED
-    assert without_spark(path, resume=True).imported == 35
+    assert len(content()["events"]) == 21 and Job.objects.get().state == JobState.FAILED
+    assert without_spark(path, resume=True).imported == 36
     assert staging_tables() == []
 
 
 def test_a_cancelled_import_ends_between_two_tasks(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / "in", *bare_room(1, 20), *bare_room(2, 15))
+    path = write_lines(tmp_path / "in", *bare_room(1, 21), *bare_room(2, 15))
     monkeypatch.setattr("streams.jobs.job_run._CHECK_SECONDS", 0)
-    whole = load_rooms.load_pack
+    whole = import_pack.load_in
 
-    def cancel(work, pack):
+    def cancel(cursor, work, pack, step):
         Job.objects.update(cancel_asked_by="ann")
-        return whole(work, pack)
+        return whole(cursor, work, pack, step)
 
-    monkeypatch.setattr(load_rooms, "load_pack", cancel)
+    monkeypatch.setattr(import_pack, "load_in", cancel)
     with pytest.raises(JobCancelled):
         without_spark(path, events_per_pack=20)
-    assert len(content()["events"]) == 20 and staging_tables() == []
+    assert len(content()["events"]) == 21 and staging_tables() == []

@@ -19,38 +19,32 @@ KILLED = """
 import io, json, time
 from pipeline.importing import job as importing
 from pipeline.importing.job import ImportOptions, import_history
-from pipeline.importing.load_rooms import load_rooms
-from pipeline.spark.run_tasks import run_tasks
+from pipeline.importing import runners
 
 def die(step):
     if step == sys.argv[1]:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def half(spark, work, packs):
-    load_rooms(spark, work, packs[: len(packs) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
+whole, driver, at = runners.import_pack, os.getpid(), sys.argv[1]
 
-def middle(spark, work, packs):
-    driver = os.getpid()
+def killed(work, number, events):
+    # Ends driver and worker when half of the packs are loaded, or in the middle of a pack. Spark sends this function.
+    def step(name):
+        if number == 3 and name == {"half": "committed", "middle": "copied events"}.get(at):
+            os.kill(driver, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def load(number):
-        from pipeline.importing import load_rooms as loading
-        whole = loading.load_pack
+    whole(work, number, events, step)
 
-        def step(name):
-            if number == 3 and name == "copied events":
-                os.kill(driver, signal.SIGKILL)
-                os.kill(os.getpid(), signal.SIGKILL)
+def load_killed(load):
+    def wrapped(*given):
+        from pipeline.importing import runners
+        runners.import_pack = killed
+        yield from load(*given)
+    return wrapped
 
-        loading.load_pack = lambda work, pack: whole(work, pack, step)
-        try:
-            return json.dumps(loading.load_planned(work, packs[number]))
-        finally:
-            loading.load_pack = whole
-
-    run_tasks(spark, len(packs), load)
-
-importing.load_rooms = {"half": half, "middle": middle}.get(sys.argv[1])
+runners.import_pack = killed
+runners._load_parcels = load_killed(runners._load_parcels)
 options = ImportOptions(sys.argv[3:], events_per_pack=300, master=sys.argv[2] or None, pause=die)
 import_history(options, io.StringIO())
 """
@@ -116,12 +110,20 @@ def test_rooms_are_whole_after_a_kill_and_a_new_import_loses_and_doubles_nothing
     assert [job.state for job in Job.objects.all()] == ["done", "failed"] and staging_tables() == []
 
 
+def test_what_is_staged_outlasts_a_crash_of_postgresql(killed_import, rows):
+    killed_import("middle", "")
+    kinds = rows("SELECT DISTINCT relpersistence FROM pg_class WHERE starts_with(relname, 'pipeline_stage_')")
+    assert kinds == [("p",)]  # recovery empties unlogged tables
+    run_import(*SMALL_ROOMS, resume=True, master=None)
+    assert staging_tables() == []
+
+
 @pytest.mark.scenario
-def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, killed_import):
+def test_what_another_version_staged_is_staged_anew(clean, killed_import):
     killed_import("middle")
     with connection.cursor() as cursor:
         for table in staging_tables():
-            cursor.execute(f"TRUNCATE {table}")  # what recovery does to unlogged tables
+            cursor.execute(f"TRUNCATE {table}")
     outcome = run_import(*SMALL_ROOMS, resume=True)
     assert (without_seconds(outcome), content()) == clean
 
@@ -129,7 +131,8 @@ def test_a_crash_of_postgresql_empties_staging_and_the_job_begins_anew(clean, ki
 def test_a_file_that_changes_while_it_is_read_is_refused_and_nothing_is_loaded(tmp_path, rows, monkeypatch):
     path = tmp_path / "in.jsonl.gz"
     path.write_bytes(SMALL_ROOMS[0].read_bytes())
-    monkeypatch.setattr("pipeline.importing.job.stage_parts", lambda *_: path.write_bytes(SMALL_ROOMS[1].read_bytes()))
+    change = lambda *_: path.write_bytes(SMALL_ROOMS[1].read_bytes())  # noqa: E731
+    monkeypatch.setattr("pipeline.importing.runners.packs_of", change)
     with pytest.raises(SourceChanged, match="has changed"):
         run_import(path)
     assert rows("SELECT count(*) FROM events_event") == [(0,)]

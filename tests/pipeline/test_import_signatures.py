@@ -251,9 +251,9 @@ def test_a_job_that_goes_on_with_other_keys_reads_anew(tmp_path):
     def die(step):
         raise OSError(step)
 
-    with pytest.raises(OSError, match="plan"):
+    with pytest.raises(OSError, match="read"):
         import_history(
-            ImportOptions([path], keys=keys, pause=lambda step: die(step) if step == "plan" else None), io.StringIO()
+            ImportOptions([path], keys=keys, pause=lambda step: die(step) if step == "read" else None), io.StringIO()
         )
     assert Job.objects.get().state == JobState.FAILED
     keys.write_bytes(KEYS.read_bytes())

@@ -9,7 +9,7 @@ import pytest
 from events.integrity.repair import check_room
 from events.models import Event, Room
 from events.persist.room_cache import clear_caches
-from pipeline.importing import extend_rooms
+from pipeline.importing import extend_rooms, import_pack
 from pipeline.models import QuarantinedLine
 from streams.jobs.run import run_job
 from tests.oracle.answers import parsed
@@ -36,19 +36,35 @@ def persist_each(events) -> int:
     return sum(len(persist([incoming(event)]).stored) for event in events)
 
 
-@pytest.mark.parametrize("step", ["read", "plan"])
-def test_two_imports_of_overlapping_rooms(step, tmp_path):
-    """The second begins and ends while the first stands at that step; each counts what it stored, and nothing is lost."""
+@pytest.fixture(params=["when all is read", "when a pack is computed"])
+def import_and(request, monkeypatch):
+    """Runs an import, and a function at that moment."""
+
+    def run(path, meanwhile):
+        begun = []
+
+        def once():
+            if not begun:
+                begun.append(1)
+                meanwhile()
+
+        if request.param == "when all is read":
+            return run_import(path, pause=lambda step: once() if step == "read" else None)
+        with monkeypatch.context() as patch:
+            whole = import_pack.finish_pack
+            patch.setattr(import_pack, "finish_pack", lambda *given: (once(), whole(*given))[1])
+            return run_import(path, master=None)
+
+    return run
+
+
+def test_two_imports_of_overlapping_rooms(import_and, tmp_path):
+    """The second begins and ends in the middle of the first; each counts what it stored, and nothing is lost."""
     shared, first, second = (event_lines(name) for name in ("v10_rejected", "v9_restricted", "v11_redactions"))
     ours = write_lines(tmp_path / "ours", *shared, *first)
     theirs = write_lines(tmp_path / "theirs", *shared[: len(shared) // 2], *second)
     others = []
-
-    def meanwhile(reached: str) -> None:
-        if reached == step:
-            others.append(run_import(theirs))
-
-    outcome = run_import(ours, pause=meanwhile)
+    outcome = import_and(ours, lambda: others.append(run_import(theirs)))
     (other,) = others
     assert Event.objects.count() == outcome.imported + other.imported
     for one in (outcome, other):
@@ -61,17 +77,11 @@ def test_two_imports_of_overlapping_rooms(step, tmp_path):
     all_well()
 
 
-@pytest.mark.parametrize("step", ["read", "plan"])
-def test_a_room_that_is_made_live_while_it_is_imported(step, tmp_path):
+def test_a_room_that_is_made_live_while_it_is_imported(import_and, tmp_path):
     events = parsed("v11_redactions")
     path = write_lines(tmp_path / "in", *event_lines("v11_redactions"))
     stored = []
-
-    def meanwhile(reached: str) -> None:
-        if reached == step:
-            stored.append(persist_each(events[:40]))
-
-    outcome = run_import(path, pause=meanwhile)
+    outcome = import_and(path, lambda: stored.append(persist_each(events[:40])))
     assert (outcome.read, Event.objects.count()) == (len(events), outcome.imported + stored[0])
     assert outcome.duplicates == stored[0] or outcome.imported == len(events)
     all_well()

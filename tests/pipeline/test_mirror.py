@@ -126,7 +126,7 @@ def test_a_filling_that_was_killed_long_ago_is_not_resumed(synapse, wire, master
     events = told_events("v10_rejected")
     master.store(*events[:20])
     with pytest.raises(OSError, match="ended"):
-        run_import(synapse, pause=fail_after("plan"))
+        run_import(synapse, pause=fail_after("read"))
     master.store(*events[20:30])
     assert catch_up(synapse, wire.address).filled["imported"] == 30
     assert_like_a_clean_import(synapse)

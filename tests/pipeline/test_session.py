@@ -46,8 +46,7 @@ def test_executors_have_our_rules_and_never_django(spark):
             "frames.stored",
             "frames.differences",
             "frames.work_out_rooms",
-            "importing.stage_lines",
-            "importing.load_rooms",
+            "importing.runners",
         ):
             importlib.import_module(f"pipeline.{name}")
         return [name for name in sys.modules if name.split(".")[0] in ("django", "replsite")]

@@ -182,7 +182,7 @@ def test_events_and_rooms_that_are_stored_are_set_aside(spark, tmp_path):
         *(of_other, wrong, outlier),
     )
     read = read_events(spark, [path])
-    with known_keys(spark, dsn(), events_per_part=5) as known:
+    with known_keys(dsn()) as known:
         worked_out = work_out_rooms(read, known=known).persist()
         found = rows_of(worked_out.set_aside, "room_id", "event_id", "reason", "line")
         rows = {name: rows_of(frame) for name, frame in worked_out.items()}

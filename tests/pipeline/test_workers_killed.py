@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from events.integrity.repair import check_room
-from pipeline.importing.staging_tables import STAGED_EVENTS, table_name
 from pipeline.models import Job, JobState
 from streams.db.driver import direct_connection
 from streams.jobs.run import run_job
@@ -85,9 +84,8 @@ def test_an_import_whose_worker_is_killed_ends_like_a_clean_one():
     blocked, killed = [], []
 
     def pause(step: str) -> None:
-        if step == "plan":
-            table = table_name(Job.objects.latest("pk").pk, STAGED_EVENTS.name)
-            blocked.append(workers_are_killed(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))
+        if step == "read":
+            blocked.append(workers_are_killed("LOCK TABLE events_room IN ACCESS EXCLUSIVE MODE"))
             killed.append(blocked[0].__enter__())
         elif step == "load":
             blocked[0].__exit__(None, None, None)

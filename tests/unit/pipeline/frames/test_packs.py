@@ -10,7 +10,7 @@ import pytest
 from pipeline.frames import packs as module
 from pipeline.frames import room_events
 from pipeline.frames.choose_events import Mark
-from pipeline.frames.packs import Packs, chosen_events, event_parcels, mark_parcels
+from pipeline.frames.packs import Packs, event_parcels, mark_parcels, shuffled_pack
 from pipeline.frames.schemas import EVENTS, SET_ASIDE
 from tests.unit.pipeline.frames.test_room_rows import SMALL_ROOMS, batch_of, cut
 
@@ -44,9 +44,19 @@ def chosen(rows, size=7, marks=()):
     parcels = list(event_parcels(ONE_PACK)(iter(batches(rows, size))))
     if marks:
         parcels += mark_parcels(ONE_PACK)(iter([marks_of(*marks)]))
-    aside, *events = chosen_events(reversed(parcels))
-    assert aside.schema == SET_ASIDE.arrow() and all(batch.num_rows <= 2_000 for batch in events)
-    return aside.to_pylist(), [row for batch in events for row in batch.to_pylist()]
+    with shuffled_pack(reversed(parcels)) as found:
+        if found is None:
+            return [], []
+        number, pack = found
+        assert number == 0
+        choice = pack.choose()
+        events, aside = list(pack.rows(choice.order)), list(pack.rows(choice.rows_aside))
+    assert choice.set_aside.schema == SET_ASIDE.arrow() and all(batch.num_rows <= 2_000 for batch in events)
+    names = [name for name in SET_ASIDE.names if name in EVENTS.names]
+    assert [row for batch in aside for row in batch.select(names).to_pylist()] == choice.set_aside.select(
+        names
+    ).to_pylist()
+    return choice.set_aside.to_pylist(), [row for batch in events for row in batch.to_pylist()]
 
 
 def marks_of(*marks):
@@ -72,7 +82,9 @@ def test_shuffled_events_are_sorted_whether_the_pack_is_in_memory_or_in_a_file(
 
 
 def test_parcels_have_the_rows_of_their_pack(in_order):
-    packs = Packs.of([("!b", 30_000), (in_order[0]["room_id"], 40_000), ("!a", 30_000)], 50_001, 20_000)
+    large = [("!b", 30_000, False), (in_order[0]["room_id"], 40_000, True), ("!a", 30_000, False)]
+    packs = Packs.of([*large, (None, 50_001, False)], 20_000)
+    assert (packs.events, packs.names_ids) == (150_001, True)
     assert packs.large == {in_order[0]["room_id"]: 0, "!a": 1, "!b": 2} and len(packs) == 6
     found = {}
     for batch in event_parcels(packs)(iter(batches(in_order, 50))):

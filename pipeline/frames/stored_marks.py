@@ -1,0 +1,47 @@
+"""Asks a database which rooms and events of a pack it has. Runs in Spark's executors, without Django."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.frames.choose_events import Mark, marks_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["stored_marks"]
+
+#: So many IDs are asked for in a statement.
+_MOST_IDS = 20_000
+_ROOMS = "SELECT room_id FROM events_room WHERE room_id = ANY(%s)"
+_EVENTS = "SELECT event_id, room_id, outlier FROM events_event WHERE event_id = ANY(%s)"
+
+
+def stored_marks(cursor: Any, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Returns marks of the rooms and events in ``batches`` that the database of ``cursor`` has.
+
+    ``batches`` have the columns ``room_id`` and ``event_id``.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+    from pyarrow import compute  # noqa: PLC0415
+
+    cursor.execute(
+        "SET LOCAL enable_seqscan = off"
+    )  # a plan must not depend on statistics of tables that grow meanwhile
+    keys = pa.Table.from_batches([batch.select(["room_id", "event_id"]) for batch in batches])
+    marks = [(room_id, None, Mark.ROOM_STORED) for (room_id,) in _found(cursor, _ROOMS, keys["room_id"])]
+    stored = {event_id: (room_id, outlier) for event_id, room_id, outlier in _found(cursor, _EVENTS, keys["event_id"])}
+    if stored:
+        likely = keys.filter(compute.is_in(keys["event_id"], value_set=pa.array(stored, pa.string())))
+        for room_id, event_id in zip(*likely.to_pydict().values(), strict=True):
+            is_better = stored[event_id] == (room_id, True)
+            marks.append((room_id, event_id, Mark.STORED_OUTLIER if is_better else Mark.STORED))
+    return marks_table(marks)
+
+
+def _found(cursor: Any, sql: str, column: pa.ChunkedArray) -> Iterator[tuple[Any, ...]]:
+    ids = column.unique()
+    for first in range(0, len(ids), _MOST_IDS):
+        cursor.execute(sql, [ids.slice(first, _MOST_IDS).to_pylist()])
+        yield from cursor.fetchall()
