@@ -15,7 +15,6 @@ from script.benchmarks import figures
 NAMES = (
     "appends",
     "holds",
-    "wakeups",
     "outbox",
     "handled",
     "by_key",
