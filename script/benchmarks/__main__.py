@@ -44,7 +44,6 @@ NAMES = (
     "resync",
     "source",
     "import_",
-    "frames",
     "load",
     "scale",
     "large_room",
