@@ -78,8 +78,7 @@ def read_all(folder: Path) -> int:
 
 def main() -> None:
     """Archive, delete, restore and export the room."""
-    columns = ["what", "per_second", "cpu_us", "copy_per_second", "copy_cpu_us", "ratio", "cpu_ratio", "note"]
-    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY", columns)
+    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY")
     throttle._REST = 0  # what is deleted in between is not measured
     room_id, watch = fill_room(EVENTS), Stopwatch()
     use_instance("bench")

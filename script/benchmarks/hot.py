@@ -246,7 +246,7 @@ def memory(report: Report) -> None:
 def main() -> None:
     """Measure everything, in one run."""
     use_instance("bench")
-    report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
+    report = Report("hot", "the hot caches")
     rooms = make_rooms()
     room, other = LocalRoom(rooms[0]), create_room(BOB)
     registry.get("events")

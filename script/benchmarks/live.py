@@ -137,11 +137,7 @@ def counted() -> int:
 def main() -> None:
     """Make the past, then catch up."""
     make_past()
-    report = Report(
-        "live",
-        f"the live pipeline, {FACTS} facts behind, {ROOMS} rooms, {USERS} users",
-        ["what", "ours", "limit", "well", "peer", "ratio", "cpu_per_million", "batches"],
-    )
+    report = Report("live", f"the live pipeline, {FACTS} facts behind, {ROOMS} rooms, {USERS} users")
     peer = FACTS / peer_seconds()
     found = measure()
     (first, begun_with, cpu_first), (last, events, cpu_last) = found.batches[0], found.batches[-1]

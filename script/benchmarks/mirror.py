@@ -96,7 +96,7 @@ def main() -> None:
     connection.ensure_connection()
     where = connection.settings_dict
     server = f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
-    report = Report("mirror", "a mirror at 40 events a second", ["figure", "value", "limit", "of_limit"])
+    report = Report("mirror", "a mirror at 40 events a second")
     wire = TcpWire()
     with synapse_database(server) as url:
         writer = Writer(url, "master", wire)

@@ -171,8 +171,7 @@ def measure(report: Report, case: Case, place: tuple[int, int], where: str) -> N
 def main() -> None:
     """Pages from the newest event and from the middle of the history."""
     use_instance("bench")
-    columns = ["room", "where", "p50", "p95", "limit", "peer", "ratio", "cpu", "peer_cpu", "ok"]
-    report = Report("page", f"milliseconds for a page of {PAGE} events with their JSON, as a user sees it", columns)
+    report = Report("page", f"milliseconds for a page of {PAGE} events with their JSON, as a user sees it")
     found = cases()
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")

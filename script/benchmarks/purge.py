@@ -107,7 +107,7 @@ def purge(room_id: str, cut: int) -> Purged:
 
 def main() -> None:
     """Purge the room, but for its last event."""
-    report = Report("purge", f"purge of {EVENTS} events", ["measure", "value", "limit", "ratio", "well", "note"])
+    report = Report("purge", f"purge of {EVENTS} events")
     room_id = fill_room(EVENTS)
     os.environ["REPLSITE_PING_INTERVAL_SECONDS"] = str(INTERVAL_MS / 1000)
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server:

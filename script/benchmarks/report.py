@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def median_ratio(above: list[float], below: list[float]) -> float:
 class Report:
     """Rows of one benchmark; printed as a table, written as ``build/bench/NAME.json``."""
 
-    def __init__(self, name: str, title: str, columns: list[str]) -> None:
+    def __init__(self, name: str, title: str, columns: Sequence[str] = ()) -> None:
+        """``columns`` are those of the table, if the file has more than it can show."""
         self.name, self.title, self.columns = name, title, columns
         self.rows: list[dict[str, Any]] = []
 
@@ -48,9 +49,10 @@ class Report:
 
     def finish(self) -> None:
         """Print the table and write the file."""
-        table = Table(*self.columns, title=self.title)
+        columns = self.columns or list(dict.fromkeys(column for row in self.rows for column in row))
+        table = Table(*columns, title=self.title)
         for row in self.rows:
-            table.add_row(*(_shown(row.get(column)) for column in self.columns))
+            table.add_row(*(_shown(row.get(column)) for column in columns))
         Console().print(table)
         RESULTS.mkdir(parents=True, exist_ok=True)
         machine = {
@@ -69,4 +71,4 @@ class Report:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return "" if value is None else str(value)

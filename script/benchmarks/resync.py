@@ -108,11 +108,7 @@ def resync(name: str, wrong: int, **arguments: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Import, then the four runs."""
-    columns = ["run", "events", "per_second", "limit", "ratio", "well", "cpu_us", "workers_us", "postgres_us"]
-    columns += ["start_s", "workers_mb"]
-    report = Report(
-        "resync", f"state, visibility and extremities of {EVENTS:,} events recomputed and compared", columns
-    )
+    report = Report("resync", f"state, visibility and extremities of {EVENTS:,} events recomputed and compared")
     with tempfile.TemporaryDirectory() as folder:
         make_history(Path(folder), sizes_of_rooms(EVENTS, max(EVENTS // 500, 40), EVENTS // 5))
         once(sorted(Path(folder).iterdir()))

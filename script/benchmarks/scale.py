@@ -24,7 +24,7 @@ from django.db import connection, connections
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.report import Report
-from script.benchmarks.sizes import column, sizes
+from script.benchmarks.sizes import sizes
 
 SIZES = sizes("100000,1000000,5000000")
 AT = 1_000_000_000
@@ -111,15 +111,14 @@ _WHO = ("driver", "jvm", "workers", "postgres")
 
 def main() -> None:
     """Figure beside figure."""
-    columns = ["figure", *map(column, SIZES), "for_an_event", "growth", "limit", "well", "at_10^9"]
-    report = Report("scale", "what an event costs, and what a read beside so many", columns)
+    report = Report("scale", "what an event costs, and what a read beside so many")
     found = {size: measured(size) for size in SIZES}
     for name, figure in found[SIZES[-1]].items():
         each = {size: found[size][name] for size in SIZES if name in found[size]}
         more = figure if name.startswith(READ) or name == CONNECTIONS else _of_one_more(each)
         growth = more / each[SIZES[0]] if each.get(SIZES[0]) else 1.0
         told = {} if name.startswith(READ) else {"for_an_event": more, "at_10^9": _at_scale(name)(more)}
-        sized = {column(size): value for size, value in each.items()}
+        sized = {f"at {size:,}": value for size, value in each.items()}
         well = "yes" if growth <= MOST_GROWTH else "NO"
         report.add(figure=name, **sized, growth=growth, limit=MOST_GROWTH, well=well, **told)
     report.finish()

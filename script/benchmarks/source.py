@@ -85,17 +85,15 @@ def _rate(report: Report, what: str, work: Callable[[], object], facts: int, lim
     with CpuSeconds() as cpu:
         rates = [facts / timed(work) for _ in range(ROUNDS)]
     rate = statistics.median(rates)
-    well = "" if limit is None else rate >= limit
+    well = None if limit is None else rate >= limit
     spent = cpu.seconds / ROUNDS / facts * 1e6
-    empty = {"batch_ms": "", "worst_ms": ""}
-    report.add(what=what, rows_per_second=rate, limit=limit or "", well=well, cpu_per_million=spent, **empty)
+    report.add(what=what, rows_per_second=rate, limit=limit, well=well, cpu_per_million=spent)
 
 
 def main() -> None:
     """Measure."""
     make_past(FACTS)
-    columns = ["what", "rows_per_second", "batch_ms", "worst_ms", "limit", "well", "cpu_per_million"]
-    report = Report("source", f"the Spark source, {FACTS} facts", columns)
+    report = Report("source", f"the Spark source, {FACTS} facts")
     _rate(report, "without Spark, one process", alone, FACTS)
     with tempfile.TemporaryDirectory() as folder, spark_session("bench", folder=Path(folder)) as spark:
         register(spark)

@@ -182,9 +182,8 @@ def _next(user: str, answers: list[SyncAnswer]) -> None:
 def main() -> None:
     """Make the rooms, measure, report."""
     title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
-    columns = ["what", "ours", "best", "cpu", "peer", "peer_cpu", "ratio", "limit", "of_limit"]
     use_instance("bench")
-    report = Report("sync", title, columns)
+    report = Report("sync", title)
     rooms = make_rooms()
     first = rooms[:FIRST_ROOMS]
     answer = initial_sync(BOB, FIRST_ROOMS, EVENTS)
