@@ -15,15 +15,15 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from django.db import connection, connections
+from django.db import connection
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
 from script.benchmarks.report import Report
+from script.benchmarks.sampling import Sampling
 from script.benchmarks.sizes import sizes
 
 SIZES = sizes("100000,1000000,5000000")
@@ -50,27 +50,19 @@ def fetch(sql: str) -> list[tuple[int, ...]]:
         return cursor.fetchall()
 
 
-class Watch:
+class Watch(Sampling):
     """The most connections while the block runs."""
 
-    def __init__(self) -> None:
-        self.connections = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
+    connections = 0
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
+    def sample(self) -> None:
+        """Keeps the highest."""
+        ((count,),) = fetch(_NOW)
+        self.connections = max(self.connections, count)
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(_SAMPLE_SECONDS):
-            ((count,),) = fetch(_NOW)
-            self.connections = max(self.connections, count)
-        connections.close_all()
+    def ended(self) -> None:
+        """The thread's own connection."""
+        connection.close()
 
 
 def measured(events: int) -> dict[str, float]:
@@ -79,7 +71,7 @@ def measured(events: int) -> dict[str, float]:
         files = make_history(Path(folder), sizes_of_rooms(events, max(events // 500, 2), events // 5))
         read = sum(path.stat().st_size for path in files)
         ((wal,),) = fetch(_WAL)
-        with Watch() as watch:
+        with Watch(_SAMPLE_SECONDS) as watch:
             answer = once(files)
         ((wal_after,),) = fetch(_WAL)
     connection.close()
