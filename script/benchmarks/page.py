@@ -124,7 +124,7 @@ def timed(work: Callable[[], int]) -> float:
     return 1000 * (time.perf_counter() - begun)
 
 
-def cpu_ms(work: Callable[[], int], times: int = ROUNDS) -> float:
+def cpu_ms(work: Callable[[], object], times: int = ROUNDS) -> float:
     """CPU of this process and of its database session for one call: steadier than time on a machine that others use."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
