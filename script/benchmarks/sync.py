@@ -27,8 +27,8 @@ from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
 from events.sync.rooms import initial_sync, rooms_since
 from events.sync.sync import SyncAnswer, sync
 from events.tokens.positions import events_token
-from script.benchmarks.persist import cost_of
 from script.benchmarks.page import cpu_ms
+from script.benchmarks.persist import cost_of
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
 from streams.writing.name import use_instance
