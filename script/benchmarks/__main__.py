@@ -42,7 +42,6 @@ NAMES = (
     "compress",
     "growth",
     "resync",
-    "source",
     "import_",
     "load",
     "scale",
