@@ -23,8 +23,7 @@ from typing import Any
 from django.db import connection
 
 from script.benchmarks.cpu_seconds import CpuSeconds
-from script.benchmarks.hot import database_url
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, database_url
 from tests.support.forking_shop import Forked, ForkingShop
 
 KEYS = 1_000

@@ -17,7 +17,7 @@ from events.format.parsing import ParsedEvent
 from pipeline.models import MirroredServer
 from script.benchmarks.broadcast import hear, process
 from script.benchmarks.latency import percentile
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, database_url
 from script.benchmarks.sampling import Sampling
 from tests.support.made_rooms import MadeRoom, public_room
 from tests.support.synapse_server import SERVER_NAME, TcpWire, Told, Writer, synapse_database
@@ -84,12 +84,9 @@ def measure(writer: Writer, rooms: list[MadeRoom], mirror: psutil.Process) -> di
 
 def main() -> None:
     """Measure once, over a minute."""
-    connection.ensure_connection()
-    where = connection.settings_dict
-    server = f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
     report = Report("mirror", "a mirror at 40 events a second")
     wire = TcpWire()
-    with synapse_database(server) as url:
+    with synapse_database(database_url()) as url:
         writer = Writer(url, "master", wire)
         wire.positions = writer.positions
         rooms = [public_room(room_id=f"!{number}:a.test") for number in range(ROOMS)]

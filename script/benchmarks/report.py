@@ -6,15 +6,18 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from django.db import connection
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["BESIDE_OPEN", "Report", "median_ratio", "rounds"]
+__all__ = ["BESIDE_OPEN", "Report", "answer_of", "database_url", "median_ratio", "rounds"]
 
 RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 BESIDE_OPEN = ", beside an open transaction"
@@ -28,6 +31,22 @@ def rounds(number: int, measures: Mapping[str, Callable[[], float]]) -> dict[str
         for name, measure in measures.items():
             results[name].append(measure())
     return results
+
+
+def answer_of(*command: str) -> dict[str, Any]:
+    """Runs a program of Python; its last line is a JSON object, which is returned."""
+    found = subprocess.run(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True
+    )
+    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return answer
+
+
+def database_url() -> str:
+    """Where this process's database is, for other processes."""
+    connection.ensure_connection()
+    where = connection.settings_dict
+    return f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
 
 
 def median_ratio(above: list[float], below: list[float]) -> float:

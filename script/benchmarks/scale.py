@@ -11,9 +11,6 @@ largest.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +19,7 @@ from django.db import connection
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, answer_of
 from script.benchmarks.sampling import Sampling
 from script.benchmarks.sizes import sizes
 
@@ -75,10 +72,7 @@ def measured(events: int) -> dict[str, float]:
             answer = once(files)
         ((wal_after,),) = fetch(_WAL)
     connection.close()
-    found = subprocess.run(
-        [sys.executable, "-m", "script.benchmarks.scale_reads", str(events)],
-        stdout=subprocess.PIPE, check=True, text=True,
-    )  # fmt: skip
+    beside = answer_of("-m", "script.benchmarks.scale_reads", str(events))
     figures = {"input, bytes": read / events}
     rows = indexes = 0
     for name, table, index in fetch(_SIZES):
@@ -94,7 +88,7 @@ def measured(events: int) -> dict[str, float]:
         "CPU, us": sum(spent.values()),
         "wall on two cores, us": answer["stages"]["all"]["wall"] / events * 1e6,
         CONNECTIONS: watch.connections,
-        **{f"{READ}{name}": figure for name, figure in json.loads(found.stdout.splitlines()[-1]).items()},
+        **{f"{READ}{name}": figure for name, figure in beside.items()},
     }
 
 
