@@ -1,21 +1,20 @@
-#!/usr/bin/env python
 """Writes ``docs/images/architecture.svg`` and the tables of packages in ``docs/explanation/architecture.md``.
 
 The picture shows the layers of ``pyproject.toml``, which import-linter enforces. A row of the tables is the first line
-of a package's docstring. With ``--check`` it only compares, as ``tests/docs/test_architecture.py`` does.
+of a package's docstring.
 """
 
 from __future__ import annotations
 
 import ast
-import re
-import sys
 import tomllib
 from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from script.generated_pages import with_tables
 
 PROJECT = Path(__file__).resolve().parent.parent
 PICTURE = PROJECT / "docs" / "images" / "architecture.svg"
@@ -227,25 +226,12 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def page(text: str) -> str:
-    """Returns the text of the page with the tables that follow from the code."""
-    for top in top_packages():
-        begin, end = f"<!-- packages of {top} -->", f"<!-- end of packages of {top} -->"
-        lines = "\n".join(
-            f"| `{name.replace('.', '/')}` | {words_of(name)} |" for name in packages(top) if "management" not in name
-        )
-        table = f"{begin}\n\n| package | holds |\n|---|---|\n{lines}\n\n{end}"
-        text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, table=table: table, text, flags=re.DOTALL)
-    return text
+def _table(top: str) -> str:
+    lines = [f"| `{name.replace('.', '/')}` | {words_of(name)} |" for name in packages(top) if "management" not in name]
+    return "\n".join(["| package | holds |", "|---|---|", *lines])
 
 
-def main() -> int:
-    """Writes the picture and the page. With ``--check``, only compares them and returns 1 if one differs."""
-    sys.path.insert(0, str(PROJECT))
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
-
-    return write_or_compare({PICTURE: picture(), PAGE: page(PAGE.read_text())}, "architecture_picture.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the picture, and the page with its tables."""
+    tables = {top: _table(top) for top in top_packages()}
+    return {PICTURE: picture(), PAGE: with_tables(PAGE.read_text(), tables, "packages of")}

@@ -1,25 +1,19 @@
-#!/usr/bin/env python
 """Writes ``docs/images/dataflow.svg``: the dataflow of room history, for ``docs/explanation/dataflow.md``.
 
-Words in backquotes below are names of ``pipeline``, which ``tests/docs/test_dataflow_page.py`` checks. With ``--check`` it only
-compares.
+Words in backquotes below are names of ``pipeline``, which ``tests/docs/test_dataflow_page.py`` checks.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from script.architecture_picture import STYLE
+
 PROJECT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(PROJECT))
-
-from script.architecture_picture import STYLE  # noqa: E402 - after the path is set
-from script.generated_pages import write_or_compare  # noqa: E402
-
 PICTURE = PROJECT / "docs" / "images" / "dataflow.svg"
 WIDTH, HEIGHT = 920, 640
 _LINE = 17
@@ -149,10 +143,6 @@ def _legend() -> Iterator[str]:
     yield f'<text class="faint" x="300" y="{y + 12}">Names are functions and frames of the package pipeline.</text>'
 
 
-def main() -> int:
-    """Writes the picture. With ``--check``, only compares it and returns 1 if it differs."""
-    return write_or_compare({PICTURE: picture()}, "dataflow_picture.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the picture."""
+    return {PICTURE: picture()}

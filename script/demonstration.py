@@ -225,7 +225,7 @@ def table_facts() -> dict[str, list[tuple[int, str, str]]]:
         for name in STREAMS:
             end = readers.linear_position(stored.get(name, {}).values())
             rows, _ = readers.rows_between(cursor, registry.get(name).declaration, None, 1, end, 1_000_000)
-            found[name] = [(fact.token, fact.writer, _canonical(fact.row)) for fact in rows]
+            found[name] = [(fact.token, fact.instance, _canonical(fact.row)) for fact in rows]
     return found
 
 

@@ -1,13 +1,8 @@
-#!/usr/bin/env python
-"""Writes ``docs/reference/errors.md`` from the classes of errors and their docstrings.
-
-With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes ``docs/reference/errors.md`` from the classes of errors and their docstrings."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
 from collections.abc import Iterator
 from importlib import import_module
@@ -27,7 +22,7 @@ MODULES = (
 HEAD = """# Errors
 
 Each error stands below its base, which catches it as well. A second name is an error of Python that it also is. Every
-message says what is wrong, where, and what to do. Written by `script/errors_page.py` from the code.
+message says what is wrong, where, and what to do. Written by `script/generated_pages.py` from the code.
 """
 
 
@@ -53,13 +48,6 @@ def _tree(name: str) -> Iterator[str]:
             yield from below(base, 0)
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the code."""
-    sys.path.insert(0, str(PROJECT))
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
-
-    return write_or_compare({PAGE: page()}, "errors_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page."""
+    return {PAGE: page()}

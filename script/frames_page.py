@@ -1,20 +1,19 @@
-#!/usr/bin/env python
-"""Writes ``docs/reference/frames.md`` from the schemas of ``pipeline.frames.schemas``.
-
-With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes ``docs/reference/frames.md`` from the schemas of ``pipeline.frames.schemas``."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
+
+from pipeline.frames.damage import DAMAGE
+from pipeline.frames.differences import DIFFERENCES
+from pipeline.frames.schemas import FRAMES
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "frames.md"
 HEAD = """# Frames
 
-The DataFrames of `pipeline.frames`, with their columns. Written by `script/frames_page.py` from the code.
+The DataFrames of `pipeline.frames`, with their columns. Written by `script/generated_pages.py` from the code.
 [The dataflow](../explanation/dataflow.md) says how they come about.
 
 Every frame of rooms has `room_id`. A column that is called as in the table holds what the table holds. A column whose
@@ -26,10 +25,6 @@ get when they are loaded (`load`). The order of rows means nothing. Text is comp
 
 def page() -> str:
     """Returns the text of the page."""
-    from pipeline.frames.damage import DAMAGE  # noqa: PLC0415 - after the path is set
-    from pipeline.frames.differences import DIFFERENCES  # noqa: PLC0415 - after the path is set
-    from pipeline.frames.schemas import FRAMES  # noqa: PLC0415
-
     parts = [HEAD]
     for title, frame in {**FRAMES, "damage": DAMAGE, "differences": DIFFERENCES}.items():
         table = f" Table `{frame.table}`." if frame.table else ""
@@ -43,13 +38,6 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the schemas."""
-    sys.path.insert(0, str(PROJECT))
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
-
-    return write_or_compare({PAGE: page()}, "frames_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page."""
+    return {PAGE: page()}

@@ -1,16 +1,13 @@
-#!/usr/bin/env python
-"""Writes the tables of ``docs/reference/metrics.md`` from the table in the code: labels, types, Synapse's names, meanings.
-
-It replaces the text between the marks. With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes the tables of ``docs/reference/metrics.md`` from the table in the code: labels, types, Synapse's names, meanings."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE
+from script.generated_pages import with_tables
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "metrics.md"
@@ -18,8 +15,6 @@ PAGE = PROJECT / "docs" / "reference" / "metrics.md"
 
 def tables() -> dict[str, str]:
     """Returns the text of each table by the name of its mark."""
-    from replsite.metrics.table import CLUSTER, PROCESS, SYNAPSE  # noqa: PLC0415 - after the environment is set
-
     exported = {one.name: one.exported for one in (*CLUSTER, *PROCESS)}
     theirs = [(one.exported, one.labels, one.type, exported[one.stands_for], one.help) for one in SYNAPSE]
     for one in (*CLUSTER, *PROCESS):
@@ -49,17 +44,6 @@ def _code(name: str, labels: Iterable[str]) -> str:
     return f"`{name}{{{text}}}`" if text else f"`{name}`"
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the code."""
-    sys.path.insert(0, str(PROJECT))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
-    import django  # noqa: PLC0415
-
-    from script.generated_pages import with_tables, write_or_compare  # noqa: PLC0415 - after the path is set
-
-    django.setup()
-    return write_or_compare({PAGE: with_tables(PAGE.read_text(), tables())}, "metrics_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page with its tables."""
+    return {PAGE: with_tables(PAGE.read_text(), tables())}

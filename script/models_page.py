@@ -1,13 +1,8 @@
-#!/usr/bin/env python
-"""Writes ``docs/reference/models.md`` from the models: their docstrings, fields, help texts, indexes and questions.
-
-With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes ``docs/reference/models.md`` from the models: their docstrings, fields, help texts, indexes and questions."""
 
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import sys
 import textwrap
@@ -15,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from django.apps import apps
+
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "models.md"
 APPS = ("events", "state", "streams", "streams_catalog", "pipeline", "replsite_api")
 HEAD = """# Models
 
 Every table of the rooms `events`, `state`, `streams` and `pipeline`, as other Django projects can import it
-([how to](../how-to/use-the-models-from-another-service.md)). Written by `script/models_page.py` from the code.
+([how to](../how-to/use-the-models-from-another-service.md)). Written by `script/generated_pages.py` from the code.
 
 Models with *questions* have a manager `read` beside Django's `objects`. It answers each question by an index and
 refuses to write; `Model.read.writable()` gives the same rows for writing. Text columns are ordered by code point.
@@ -95,8 +92,6 @@ _WORDS = {
 
 def page() -> str:
     """Returns the text of the page."""
-    from django.apps import apps  # noqa: PLC0415 - after the environment is set
-
     parts = [HEAD]
     for label in APPS:
         config = apps.get_app_config(label)
@@ -234,17 +229,6 @@ def _cell(text: str) -> str:
     return _sentences(text).replace("|", "\\|").replace("\n", " ")
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the models."""
-    sys.path.insert(0, str(PROJECT))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
-    import django  # noqa: PLC0415 - after the environment is set
-
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
-
-    django.setup()
-    return write_or_compare({PAGE: page()}, "models_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page."""
+    return {PAGE: page()}

@@ -1,22 +1,17 @@
-#!/usr/bin/env python
-"""Writes ``docs/reference/options.md`` from the commands' parsers: every command with its arguments, options and examples.
-
-With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes ``docs/reference/options.md`` from the commands' parsers: every command with its arguments, options and examples."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from streams.runtime.command_line import SiteCommand
+from django.core.management import get_commands, load_command_class
+from django.core.management.base import CommandParser
+
+from streams.runtime.command_line import SiteCommand
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "options.md"
@@ -24,7 +19,7 @@ PAGE = PROJECT / "docs" / "reference" / "options.md"
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 HEAD = """# Options of every command
 
-Each command with its arguments, as `--help` shows them. Written by `script/options_page.py` from the code.
+Each command with its arguments, as `--help` shows them. Written by `script/generated_pages.py` from the code.
 [Commands](commands.md) is the overview, with output and exit status.
 """
 
@@ -44,16 +39,12 @@ def page() -> str:
 
 def own_commands() -> dict[str, SiteCommand]:
     """Returns the commands of our apps by name, in the order of the names."""
-    from django.core.management import get_commands, load_command_class  # noqa: PLC0415 - Django is set up by now
-
     found = {name: load_command_class(app, name) for name, app in sorted(get_commands().items()) if app in ROOMS}
     return {name: command for name, command in found.items() if hasattr(command, "help_examples")}
 
 
 def own_parser(command: SiteCommand) -> argparse.ArgumentParser:
     """Returns a parser with the command's own arguments, without those that Django adds to every command."""
-    from django.core.management.base import CommandParser  # noqa: PLC0415 - Django is set up by now
-
     parser = CommandParser(prog="manage.py")
     command.add_arguments(parser)
     return parser
@@ -122,17 +113,6 @@ def _plain(text: str | None) -> str:
     return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join((text or "").split()))
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the commands."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
-    sys.path.insert(0, str(PROJECT))
-    import django  # noqa: PLC0415 - after the settings
-
-    from script.generated_pages import write_or_compare  # noqa: PLC0415 - after the path is set
-
-    django.setup()
-    return write_or_compare({PAGE: page()}, "options_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page."""
+    return {PAGE: page()}

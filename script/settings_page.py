@@ -1,20 +1,20 @@
-#!/usr/bin/env python
-"""Writes the tables of ``docs/reference/settings.md`` from the declarations: names, defaults, bounds, and the docstrings.
-
-It replaces the text between the marks. With ``--check`` it only compares, as ``tests/docs/test_generated_pages.py`` does.
-"""
+"""Writes the tables of ``docs/reference/settings.md`` from the declarations: names, defaults, bounds, and the docstrings."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-import os
-import sys
 import textwrap
 from dataclasses import MISSING
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from pipeline.pipeline_settings import PipelineSettings
+from replsite.site_settings import SiteSettings, StartSettings
+from script.generated_pages import with_tables
+from streams.declared_settings import declared
+from streams.stream_settings import StreamSettings
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "settings.md"
@@ -23,16 +23,11 @@ _UNITS = {"seconds": "s", "bytes": "bytes", "days": "days", "dir": "folder", "fo
 
 def tables() -> dict[str, str]:
     """Returns the text of each table by the name of its mark."""
-    from pipeline.pipeline_settings import PipelineSettings  # noqa: PLC0415 - after the environment is set
-    from replsite.site_settings import SiteSettings, StartSettings  # noqa: PLC0415
-    from streams.stream_settings import StreamSettings  # noqa: PLC0415
-
     kinds = {"start": StartSettings, "site": SiteSettings, "streams": StreamSettings, "pipeline": PipelineSettings}
     return {mark: _table(kind, is_django=mark != "start") for mark, kind in kinds.items()}
 
 
 def _table(kind: type, *, is_django: bool) -> str:
-    from streams.declared_settings import declared  # noqa: PLC0415
 
     about = _docstrings(kind)
     declared_in = Path(inspect.getfile(kind)).relative_to(PROJECT)
@@ -74,14 +69,6 @@ def _text(default: Any) -> str:
     return f"`{text}`" if text else "empty"
 
 
-def main() -> int:
-    """Writes the page. With ``--check``, returns 1 if it differs from the code."""
-    sys.path.insert(0, str(PROJECT))
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
-    from script.generated_pages import with_tables, write_or_compare  # noqa: PLC0415 - after the path is set
-
-    return write_or_compare({PAGE: with_tables(PAGE.read_text(), tables())}, "settings_page.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str]:
+    """Returns the page with its tables."""
+    return {PAGE: with_tables(PAGE.read_text(), tables())}

@@ -152,8 +152,7 @@ def _rows(handler: Handler, stream: Stream, after: int) -> tuple[list[FollowedRo
             stream.wait_for(known, WAIT_SECONDS)
     with connection.cursor() as cursor:
         upto = max(complete_position(cursor, stream, stream.database), after)
-        rows, reached = existing_rows(cursor, stream.declaration, None, after, upto, handler.chunk_rows)
-    return [FollowedRow(stream.name, row.writer, row.token, row.row) for row in rows], reached
+        return existing_rows(cursor, stream.declaration, None, after, upto, handler.chunk_rows)
 
 
 # --- between tests ------------------------------------------------------------------------------------------------

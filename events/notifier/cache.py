@@ -251,7 +251,7 @@ class NotifierCache:
                     stream.advance(())
 
     def _add_stream_rows(self, stream: StreamCache, rows: Sequence[Any]) -> set[Concern]:
-        found = {concern for row in rows for concern in stream.add_row(row.writer, row.token, row.row)}
+        found = {concern for row in rows for concern in stream.add_row(row.instance, row.token, row.row)}
         if stream.name in _ABOUT_MEMBERSHIPS:
             for kind, entity in found:
                 if kind is Target.USER:

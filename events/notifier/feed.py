@@ -31,7 +31,7 @@ from streams import registry
 from streams.conf import stream_settings
 from streams.core.declaration import StreamDeclaration, quoted
 from streams.core.positions import RETIRED, linear_position
-from streams.core.queries import FactRow, order_sql, row_of, selected_sql, token_sql
+from streams.core.queries import FollowedRow, order_sql, row_of, selected_sql, token_sql
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import trim_mark
 from streams.db import driver
@@ -229,7 +229,7 @@ class NotifierFeed(Subscriber):
         newest = newest_rows(cursor, declaration, stream.fed, self._limit)
         stream.reset(newest.floors)
         for row in sorted(newest.rows, key=lambda row: row.token):
-            stream.add_row(row.writer, row.token, row.row)
+            stream.add_row(row.instance, row.token, row.row)
         return stream
 
     def _feed_streams(self, cursor: Any, found: Found, names: Iterable[str]) -> None:
@@ -296,7 +296,7 @@ class TooFarBehind(Exception):
 @dataclass(frozen=True, slots=True)
 class Newest:
     # up to ``floors`` (by writer) rows may be missing.
-    rows: list[FactRow]
+    rows: list[FollowedRow]
     floors: dict[str, int]
 
 
@@ -306,16 +306,19 @@ def writer_ends(declaration: StreamDeclaration, stored: Mapping[str, StoredPosit
     return {writer: at.position for writer, at in stored.items()}
 
 
-def rows_of_range(cursor: Any, declaration: StreamDeclaration, row_range: RowRange) -> list[FactRow]:
+def rows_of_range(cursor: Any, declaration: StreamDeclaration, row_range: RowRange) -> list[FollowedRow]:
     """Returns all rows in the range ``row_range``, in ascending order.
 
     Raises ``TooFarBehind``, and for a trimmable stream ``ResyncNeeded`` if some rows were trimmed.
     """
-    found: list[FactRow] = []
-    after = row_range.after
-    read = rows_between if declaration.trimmable else existing_rows
+    found: list[FollowedRow] = []
+    after, writer = row_range.after, row_range.writer or None
     while after < row_range.upto:
-        rows, after = read(cursor, declaration, row_range.writer or None, after, row_range.upto, ROWS_PER_READ)
+        if declaration.trimmable:
+            rows, after = rows_between(cursor, declaration, writer, after, row_range.upto, ROWS_PER_READ)
+        else:
+            writers = None if writer is None else [writer]
+            rows, after = existing_rows(cursor, declaration, writers, after, row_range.upto, ROWS_PER_READ)
         found += rows
         if len(found) > MOST_ROWS:
             raise TooFarBehind
@@ -327,7 +330,7 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
 
     ``upto`` maps a writer (or ``ALL_WRITERS``) to the highest position that a row of the lane may have.
     """
-    rows: list[FactRow] = []
+    rows: list[FollowedRow] = []
     below = 0
     high = max(upto.values(), default=0)
     for table in declaration.tables:
@@ -342,8 +345,8 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
         if len(found) >= limit:
             below = max(below, found[-1][0])  # the oldest fact may have more rows than the limit let in
         make = row_of(table)
-        rows += [FactRow(row[0], row[1], make(row[2:]), None) for row in found]  # type: ignore[arg-type]
-    covered = [row for row in rows if row.token <= upto.get(ALL_WRITERS if declaration.in_memory else row.writer, -1)]
+        rows += [FollowedRow(declaration.name, writer, token, make(row)) for token, writer, *row in found]
+    covered = [row for row in rows if row.token <= upto.get(ALL_WRITERS if declaration.in_memory else row.instance, -1)]
     trimmed = trim_mark(cursor, declaration.name).writers
     trimmed_upto = {ALL_WRITERS: max(trimmed.values(), default=0)} if declaration.in_memory else trimmed
     # Rows below those that were read, and rows that were trimmed, are unknown.

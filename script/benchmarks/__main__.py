@@ -15,7 +15,6 @@ from script.benchmarks import figures
 NAMES = (
     "appends",
     "holds",
-    "wakeups",
     "outbox",
     "handled",
     "by_key",
@@ -43,9 +42,7 @@ NAMES = (
     "compress",
     "growth",
     "resync",
-    "source",
     "import_",
-    "frames",
     "load",
     "scale",
     "large_room",

@@ -234,11 +234,8 @@ def add(
 def main() -> None:
     """Measure with 1, 8 and 32 threads."""
     use_instance("bench")
-    columns = ["transaction", "threads", "ours", "peer", "lock", "ratio", "over_lock", "announcements"]
     folder = os.environ.get("REPLSITE_BENCH_PSYCOPG", "")
-    if folder and not is_psycopg3:
-        columns += ["psycopg3", "psycopg3_ratio"]
-    report = Report("appends", "facts appended per second", columns)
+    report = Report("appends", "facts appended per second")
     ours()
     with connection.cursor() as cursor:
         cursor.execute(f"{_LOCKED_TABLE}; {_BARE_TABLE}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -55,19 +54,12 @@ def copy_in(folder: Path) -> None:
                 cursor.copy_expert(f"COPY peer_of_{table} FROM STDIN (FORMAT BINARY)", file)  # type: ignore[attr-defined]
 
 
-class Stopwatch:
-    """Wall and CPU seconds of pieces of work, all processes that take part together."""
-
-    def __init__(self) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_backend_pid()")
-            self._meter = Meter(int(cursor.fetchone()[0]))
-
-    def time(self, work: Callable[[], Any]) -> tuple[float, float, Any]:
-        """(wall seconds, CPU seconds, what the work returned)."""
-        begun, before = time.monotonic(), sum(self._meter.cpu().values())
+def timed(meter: Meter, work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """(wall seconds, CPU seconds of all processes that take part, what the work returned)."""
+    with meter.step("work"):
         found = work()
-        return time.monotonic() - begun, sum(self._meter.cpu().values()) - before, found
+    spent = dict(meter.steps["work"])
+    return spent.pop("wall"), sum(spent.values()), found
 
 
 def read_all(folder: Path) -> int:
@@ -78,14 +70,13 @@ def read_all(folder: Path) -> int:
 
 def main() -> None:
     """Archive, delete, restore and export the room."""
-    columns = ["what", "per_second", "cpu_us", "copy_per_second", "copy_cpu_us", "ratio", "cpu_ratio", "note"]
-    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY", columns)
+    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY")
     throttle._REST = 0  # what is deleted in between is not measured
-    room_id, watch = fill_room(EVENTS), Stopwatch()
+    room_id, meter = fill_room(EVENTS), Meter()
     use_instance("bench")
 
     def add(what: str, work: Callable[[], Any], peer: tuple[float, float, Any], note: Callable[[Any], str]) -> Any:
-        wall, cpu, found = watch.time(work)
+        wall, cpu, found = timed(meter, work)
         rate, copied, copy_us = EVENTS / wall, EVENTS / peer[0], peer[1] / EVENTS * 1e6
         report.add(what=what, per_second=rate, cpu_us=cpu / EVENTS * 1e6, copy_per_second=copied,
                    copy_cpu_us=copy_us, ratio=copied / rate, cpu_ratio=cpu / peer[1], note=note(found))  # fmt: skip
@@ -93,7 +84,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name, any_folder():
         folder = Path(name)
-        out, back = watch.time(lambda: copy_out(folder)), watch.time(lambda: copy_in(folder))
+        out, back = timed(meter, lambda: copy_out(folder)), timed(meter, lambda: copy_in(folder))
 
         def archive(**told: Any) -> Any:
             return run_job(Archive.name, {"room": room_id, "folder": name, **told}, stream=StringIO())

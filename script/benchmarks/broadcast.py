@@ -132,8 +132,7 @@ class Measure:
 def main() -> None:
     """Measure both servers in turn with each number of followers."""
     use_instance("bench")
-    columns = ["followers", "ours", "peer", "ratio", "cpu_ours", "limit", "cpu_peer", "cpu_postgresql"]
-    report = Report("broadcast", "lines delivered per second; cpu: seconds per 10^6 lines", columns)
+    report = Report("broadcast", "lines delivered per second; cpu: seconds per 10^6 lines")
     others = broadcaster_sessions()
     with (
         tempfile.TemporaryDirectory() as folder,

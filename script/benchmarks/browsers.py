@@ -55,8 +55,7 @@ def delays(port: int, query: str, browsers: int) -> list[float]:
 def main() -> None:
     """Measure each encoder with each number of browsers; figures are medians over the rounds."""
     use_instance("bench")
-    columns = ["way", "browsers", "p50", "p95", "p99", "limit", "of_limit", "floor"]
-    report = Report("browsers", "milliseconds from commit to a browser", columns)
+    report = Report("browsers", "milliseconds from commit to a browser")
     port = free_port()
     with process(*_SERVER, str(port), "script.benchmarks.browsers_served:application"):
         wait_for(port)

@@ -23,8 +23,7 @@ from typing import Any
 from django.db import connection
 
 from script.benchmarks.cpu_seconds import CpuSeconds
-from script.benchmarks.hot import database_url
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, database_url
 from tests.support.forking_shop import Forked, ForkingShop
 
 KEYS = 1_000
@@ -261,11 +260,7 @@ def joins(report: Report, sharing: Sharing) -> None:
 
 def main() -> None:
     """Measures all."""
-    columns = [
-        "what", "processes", "facts_per_second", "target", "of_one", "bare", "of_bare", "cpu_application", "cpu_postgresql",
-        "rows_read", "ids_read", "seconds",
-    ]  # fmt: skip
-    report = Report("by_key", "processes that share a stream by key; cpu: milliseconds for each fact", columns)
+    report = Report("by_key", "processes that share a stream by key; cpu: milliseconds for each fact")
     with tempfile.TemporaryDirectory() as folder, connection.cursor() as cursor:
         cursor.execute("CREATE SCHEMA by_key; SET search_path = by_key")
         url = f"{database_url()}?options=-csearch_path%3Dby_key"

@@ -82,21 +82,7 @@ def once(where: str, view: str, upto: int) -> tuple[float, float, float]:
 def main() -> None:
     """Measure followers and readers in both views."""
     use_instance("bench")
-    report = Report(
-        "catchup",
-        f"facts per second from the table, {FACTS} behind, a writer going on",
-        [
-            "who",
-            "view",
-            "facts_per_second",
-            "limit",
-            "well",
-            "cpu_per_million",
-            "follower_growth_mb",
-            "server_growth_mb",
-            "server_limit_mb",
-        ],
-    )
+    report = Report("catchup", f"facts per second from the table, {FACTS} behind, a writer going on")
     upto = make_past()
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server, Appending():
         port = hear(server).rsplit(":", 1)[1]

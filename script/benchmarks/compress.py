@@ -47,7 +47,7 @@ def plan_seconds(room_id: str) -> float:
 def main() -> None:
     """Compress the room by the command."""
     title = f"compression of the state groups of {EVENTS} events"
-    report = Report("compress", title, ["measure", "value", "limit", "ratio", "well", "note"])
+    report = Report("compress", title)
     fill_rooms(Shape(EVENTS, copy_every=COPY_EVERY))
     room_id = ROOM
     before, peer, plans = group_rows(room_id, "default"), move_all(room_id), plan_seconds(room_id)

@@ -6,16 +6,11 @@ number of events for a second of it, so that cores times this is what a machine 
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
-from django.db import connection
-
 from script.benchmarks.made_synapse import made_synapse
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, answer_of, database_url
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 300_000)
 LEAST_PER_SECOND, MOST_SECONDS, MOST_MB = 20_000, 60.0, 300.0
@@ -24,9 +19,7 @@ _WHO = ("driver", "jvm", "workers", "postgres")
 
 def once(url: str, cores: int) -> dict[str, Any]:
     """Examine the database; what ``doctor_once`` says."""
-    command = [sys.executable, "-m", "script.benchmarks.doctor_once", url, "--cores", str(cores)]
-    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True)
-    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    answer = answer_of("-m", "script.benchmarks.doctor_once", url, "--cores", str(cores))
     if answer["findings"] or answer["left_out"] or (cores >= 0 and answer["events"] != EVENTS):
         raise RuntimeError(f"the database is well, and is not found so: {answer}")
     return answer
@@ -34,12 +27,9 @@ def once(url: str, cores: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the quick part, then the rooms in this process and on two cores."""
-    connection.ensure_connection()
-    where = connection.settings_dict
-    server = f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
     columns = ["part", "seconds", "limit", "events_per_second", "per_core", "cpu_us_per_event", "mb", "ok"]
     report = Report("doctor", f"doctor, {EVENTS:,} events (whose CPU it was: in the file)", columns)
-    with made_synapse(server, EVENTS) as url:
+    with made_synapse(database_url(), EVENTS) as url:
         quick = once(url, -1)
         ok = quick["seconds"] <= MOST_SECONDS and quick["mb"] <= MOST_MB
         report.add(

@@ -137,9 +137,7 @@ def _resident_mb() -> float:
 def main() -> None:
     """Forks in rooms of growing size, and many branches in one."""
     use_instance("bench")
-    columns = ["version", "members", "process", "branches", "entries"]
-    columns += ["application", "server", "cpu", "limit", "memory_mb", "ok"]
-    report = Report("forks", "milliseconds of CPU of a fork and its merge; of one more branch", columns)
+    report = Report("forks", "milliseconds of CPU of a fork and its merge; of one more branch")
     for members in (MOST_MEMBERS // 1_000, MOST_MEMBERS // 100, MOST_MEMBERS // 10):
         fork(report, filled(members), members, 1)
     for version in OF_GIVEN_IDS:

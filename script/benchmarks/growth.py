@@ -154,8 +154,7 @@ def measure(job: Job) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Each job, at each size."""
-    columns = ["job", "rows", "application", "server", "cpu", "growth", "limit", "well"]
-    report = Report("growth", "microseconds of CPU for each row that a job goes through", columns)
+    report = Report("growth", "microseconds of CPU for each row that a job goes through")
     execute("ALTER SYSTEM SET autovacuum = off", "SELECT pg_reload_conf()")  # the database ends with the benchmark
     wanted = os.environ.get("REPLSITE_BENCH_JOBS", "")
     rows = {job.name: [row for row in before() if row["job"] == job.name] for job in JOBS}

@@ -25,11 +25,7 @@ TOOLS = [Tool("replsite", "ours", "psycopg2"), Tool("outbox table", "outbox_tabl
 
 def main() -> None:
     """Measures both in turns."""
-    report = Report(
-        "handled",
-        "milliseconds from commit to handled, and of CPU for each fact",
-        ["per_second", "tool", "p50", "p99", "cpu", "cpu_application", "cpu_postgresql"],
-    )
+    report = Report("handled", "milliseconds from commit to handled, and of CPU for each fact")
     measured: dict[tuple[int, str], list[Figures]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         shops = [stack.enter_context(opened(tool, n, Path(folder))) for n, tool in enumerate(TOOLS)]

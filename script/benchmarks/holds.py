@@ -146,7 +146,7 @@ def appends(report: Report) -> None:
             if threads == 1:
                 cpu = rounds(ROUNDS, {kind: partial(_cpu, work, facts) for kind, work in works.items()})
                 figures |= {f"{kind}_cpu": min(of_kind) for kind, of_kind in cpu.items()}
-            _add(report, what=name, threads=threads, **figures, **over_bare)
+            report.add(what=name, threads=threads, **figures, **over_bare)
 
 
 def _cpu(work: Work, facts: int) -> float:
@@ -159,10 +159,6 @@ def _cpu(work: Work, facts: int) -> float:
     return seconds * 1e6 / calls / facts
 
 
-def _add(report: Report, **row: Any) -> None:
-    report.add(**{column: row.get(column, "") for column in report.columns})
-
-
 def looks(report: Report) -> None:
     """Looks beside open appends, and beside a query that reads nothing."""
     with closing(driver.direct_connection(application_name="bench")) as holder, holder.cursor() as holding:
@@ -170,11 +166,8 @@ def looks(report: Report) -> None:
             holding.execute(_OPEN, [number])
             result = rounds(ROUNDS, {"look": _cpu_of(look), "select": _cpu_of(_select)})
             holding.execute("SELECT pg_advisory_unlock_all()")
-            _add(
-                report,
-                what=f"a look, {number} open appends",
-                us=min(result["look"]),
-                us_of_select=min(result["select"]),
+            report.add(
+                what=f"a look, {number} open appends", us=min(result["look"]), us_of_select=min(result["select"])
             )
 
 
@@ -208,13 +201,7 @@ def main() -> None:
             "SELECT streams_hold_table('bench_held', 'bench', 'bench_held_seq'); CREATE TABLE bench_beside (note text)"
         )
     append()
-    report = Report(
-        "holds", "facts appended per second by a plain INSERT, and microseconds of a look",
-        [
-            "what", "threads", "held", "bare", "append", "held_ratio", "append_ratio", "held_cpu", "bare_cpu", "append_cpu",
-            "us", "us_of_select",
-        ],
-    )  # fmt: skip
+    report = Report("holds", "facts appended per second by a plain INSERT, and microseconds of a look")
     appends(report)
     looks(report)
     report.finish()

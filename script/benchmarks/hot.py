@@ -28,7 +28,7 @@ from events.notifier.change_index import LastChanges
 from events.sending.send import LocalRoom, create_room
 from events.sync.sync import sync
 from script.benchmarks.latency import floor, percentile
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, database_url
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.writing.name import use_instance
@@ -45,13 +45,6 @@ _PEER = """
 SELECT r.room_id FROM unnest(%s::text[]) AS r (room_id)
 WHERE EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND e.stream_ordering > %s)
 """
-
-
-def database_url() -> str:
-    """Where this process's database is, for other processes."""
-    connection.ensure_connection()
-    where = connection.settings_dict
-    return f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
 
 
 def make_rooms() -> list[str]:
@@ -248,7 +241,7 @@ def memory(report: Report) -> None:
 def main() -> None:
     """Measure everything, in one run."""
     use_instance("bench")
-    report = Report("hot", "the hot caches", ["what", "ms", "limit", "of_limit"])
+    report = Report("hot", "the hot caches")
     rooms = make_rooms()
     room, other = LocalRoom(rooms[0]), create_room(BOB)
     registry.get("events")

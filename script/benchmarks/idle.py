@@ -38,8 +38,7 @@ def main() -> None:
     wanted = CONNECTIONS + 200
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))  # the server inherits it
-    columns = ["connections", "server_mb", "limit_mb", "ratio", "kb_each", "cpu_percent"]
-    report = Report("idle", "idle connections", columns)
+    report = Report("idle", "idle connections")
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server, ExitStack() as stack:
         port = int(hear(server).rsplit(":", 1)[1])
         alone = psutil.Process(server.pid).memory_info().rss

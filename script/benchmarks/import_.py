@@ -7,10 +7,7 @@ on the events. On one core everybody is bound to the same one: driver, JVM, work
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, answer_of
 from streams.holds.maintenance import session_changing_facts
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 1_000_000)
@@ -42,9 +39,7 @@ def emptied() -> None:
 def once(paths: list[Path], cores: int = 2) -> dict[str, Any]:
     """Import the files into an empty database; what ``import_once`` says."""
     emptied()
-    command = [sys.executable, "-m", "script.benchmarks.import_once", *map(str, paths), "--cores", str(cores)]
-    found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True)
-    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    answer = answer_of("-m", "script.benchmarks.import_once", *map(str, paths), "--cores", str(cores))
     if answer["imported"] != answer["read"] or answer["rejected"] or answer["unresolved"]:
         raise RuntimeError(f"not everything was imported: {answer}")
     return answer

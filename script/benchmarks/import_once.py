@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from django.db import connection
 
 from script.benchmarks.sampling import Sampling
 
@@ -34,15 +35,14 @@ def _seconds(process: psutil.Process, *, children: bool) -> float:
 
 
 class Meter(Sampling):
-    """Reads the CPU seconds of everybody who works for an import, and samples their memory.
+    """Reads the CPU seconds of everybody who works for an import, and samples their memory."""
 
-    ``backend`` is the process of a session of the database server, if one takes part.
-    """
-
-    def __init__(self, backend: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__(SAMPLE_SECONDS)
         self._own = psutil.Process()
-        self.postmaster = None if backend is None else psutil.Process(backend).parent()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid()")
+            self._postmaster = psutil.Process(psutil.Process(cursor.fetchone()[0]).ppid())
         self._most = dict.fromkeys(WHO, 0)
         self._last = dict.fromkeys(WHO, 0.0)
         self.steps: dict[str, dict[str, float]] = {}
@@ -65,7 +65,7 @@ class Meter(Sampling):
         below = self._own.children(recursive=True)
         jvm = [process for process in below if _is_java(process)]
         workers = [process for process in below if process not in jvm]
-        postgres = [self.postmaster, *self.postmaster.children()] if self.postmaster is not None else []
+        postgres = [self._postmaster, *self._postmaster.children()]
         return {"driver": [self._own], "jvm": jvm, "workers": workers, "postgres": postgres}
 
     def cpu(self) -> dict[str, float]:
@@ -116,17 +116,13 @@ def release_cores(meter: Meter) -> None:
 
 
 def run(paths: list[Path], cores: int) -> dict[str, Any]:
-    """Import into the database as it is. With no cores, this process runs the tasks, whatever the size of the files."""
-    from django.db import connection  # noqa: PLC0415 - after Django is set up
-
-    from pipeline.importing import job  # noqa: PLC0415
+    """Import into the database as it is."""
+    from pipeline.importing import job  # noqa: PLC0415 - after Django is set up
     from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415
     from streams.jobs import job_run  # noqa: PLC0415
     from streams.jobs.progress import Progress  # noqa: PLC0415
 
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        meter = Meter(int(cursor.fetchone()[0]))
+    meter = Meter()
 
     class Measured(Progress):
         """Takes the figures around every stage."""
@@ -143,8 +139,7 @@ def run(paths: list[Path], cores: int) -> dict[str, Any]:
             job_run.Progress = Measured  # type: ignore[misc]
             job.BYTES_IN_PROCESS = 2**40
             with meter.step("all"):
-                master = f"local[{cores}]" if cores else None
-                outcome = import_history(ImportOptions(paths, master=master), io.StringIO())
+                outcome = import_history(ImportOptions(paths, master=f"local[{cores}]"), io.StringIO())
             meter.steps["all"]["wall"] -= outcome.spark_seconds
     finally:
         release_cores(meter)

@@ -49,8 +49,7 @@ def _each(joins: Sequence[Callable[[], None]], new_process: bool) -> None:
 def main() -> None:
     """Joins rooms of growing size."""
     use_instance("bench")
-    columns = ["members", "process", "application", "server", "cpu", "limit", "rows", "ok"]
-    report = Report("joins", "milliseconds of CPU and rows of a join", columns)
+    report = Report("joins", "milliseconds of CPU and rows of a join")
     for members in (MOST_MEMBERS // 100, MOST_MEMBERS // 10, MOST_MEMBERS):
         room = filled(members)
         join(report, room, members)

@@ -89,8 +89,7 @@ def load(parcels: Path, job: int, chunk: int) -> dict[str, Any]:
 
 def main() -> None:
     """Each size of chunks, and the whole."""
-    columns = ["chunk", "events_per_second", "cpu_us", "peak_mb", "bytes_per_event", "ratio", "ratio_limit", "ok"]
-    report = Report("large_room", f"computing and loading one room of {EVENTS:,} events in one worker", columns)
+    report = Report("large_room", f"computing and loading one room of {EVENTS:,} events in one worker")
     with tempfile.TemporaryDirectory() as folder:
         (path,) = make_history(Path(folder), [EVENTS], 1)
         job, parcels = Job.objects.create(kind="import_events").pk, Path(folder, "parcels")

@@ -78,11 +78,7 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     """Measure with each number of followers; figures are medians over the rounds."""
     use_instance("bench")
-    report = Report(
-        "latency",
-        "milliseconds from commit to receipt",
-        ["followers", "p50", "p95", "p99", "limit", "of_limit", "floor"],
-    )
+    report = Report("latency", "milliseconds from commit to receipt")
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server:
         port = int(hear(server).rsplit(":", 1)[1])
         append_at_pace(PER_SECOND // 2)

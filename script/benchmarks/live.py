@@ -12,13 +12,12 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import psutil
 from django.db import connection
 
 from pipeline.live.process import LiveOptions, run
 from pipeline.models import BatchLedger, RoomStatistics
+from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
 from streams import registry
 
@@ -72,21 +71,6 @@ def peer_seconds() -> float:
     return seconds
 
 
-def cpu_seconds() -> float:
-    """Of this process, its children and the database server, so far. A process that has ended is not in it."""
-    own = psutil.Process()
-    pid_file = Path(os.environ["REPLSITE_DATA_DIR"]) / "postgres" / "data" / "postmaster.pid"
-    server = psutil.Process(int(pid_file.read_text().split()[0]))
-    total = 0.0
-    for process in {own, *own.children(recursive=True), server, *server.children(recursive=True)}:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += times.user + times.system
-    return total
-
-
 @dataclass
 class Measured:
     """What a run showed."""
@@ -100,7 +84,10 @@ class Measured:
 
 def measure() -> Measured:
     """Run the pipeline here until it has caught up and was idle for a while."""
-    found, done = Measured(), threading.Event()
+    found, done, meter = Measured(), threading.Event(), Meter()
+
+    def cpu_seconds() -> float:
+        return sum(meter.cpu().values())
 
     def begin() -> None:
         found.begun, found.cpu = time.perf_counter(), cpu_seconds()
@@ -137,11 +124,7 @@ def counted() -> int:
 def main() -> None:
     """Make the past, then catch up."""
     make_past()
-    report = Report(
-        "live",
-        f"the live pipeline, {FACTS} facts behind, {ROOMS} rooms, {USERS} users",
-        ["what", "ours", "limit", "well", "peer", "ratio", "cpu_per_million", "batches"],
-    )
+    report = Report("live", f"the live pipeline, {FACTS} facts behind, {ROOMS} rooms, {USERS} users")
     peer = FACTS / peer_seconds()
     found = measure()
     (first, begun_with, cpu_first), (last, events, cpu_last) = found.batches[0], found.batches[-1]

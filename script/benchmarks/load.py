@@ -6,17 +6,14 @@ kept in files between the steps, and the import (``import_once``). The figures a
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import emptied, once
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, answer_of
 
 EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 100_000)
 TURNS = int(os.environ.get("REPLSITE_BENCH_TURNS") or 2)
@@ -28,9 +25,7 @@ def loaded(paths: list[Path]) -> dict[str, Any]:
     """Load the files into an empty database; what ``load_once`` says."""
     emptied()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "script.benchmarks.load_once", folder, *map(str, paths)]
-        found = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True)
-    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+        answer = answer_of("-m", "script.benchmarks.load_once", folder, *map(str, paths))
     if answer["events"] != EVENTS or answer["rejected"] or answer["unresolved"] or answer["left_out"]:
         raise RuntimeError(f"not everything was loaded: {answer}")
     steps = answer["steps"]

@@ -7,7 +7,6 @@ percent of a core; that of the two PostgreSQL sessions is not in it.
 from __future__ import annotations
 
 import json
-import threading
 import time
 
 import psutil
@@ -18,7 +17,8 @@ from events.format.parsing import ParsedEvent
 from pipeline.models import MirroredServer
 from script.benchmarks.broadcast import hear, process
 from script.benchmarks.latency import percentile
-from script.benchmarks.report import Report
+from script.benchmarks.report import Report, database_url
+from script.benchmarks.sampling import Sampling
 from tests.support.made_rooms import MadeRoom, public_room
 from tests.support.synapse_server import SERVER_NAME, TcpWire, Told, Writer, synapse_database
 
@@ -41,35 +41,26 @@ def made(room: MadeRoom, number: int) -> Told:
     return told(room.topic(f"topic {number}") if number % 10 == 0 else room.message())
 
 
-class Sight:
+class Sight(Sampling):
     """When each event was first seen here."""
 
     def __init__(self) -> None:
+        super().__init__(0.01)
         self.seen: dict[str, float] = {}
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._last = 0
 
-    def __enter__(self) -> Sight:
-        self._thread.start()
-        return self
+    def sample(self) -> None:
+        """Notes the events that are new."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT event_id, stream_ordering FROM events_event WHERE stream_ordering > %s ORDER BY 2", [self._last]
+            )
+            for event_id, self._last in cursor.fetchall():
+                self.seen[event_id] = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        last = 0
-        try:
-            while not self._over.wait(0.01):
-                with connection.cursor() as cursor:
-                    cursor.execute(
-                        "SELECT event_id, stream_ordering FROM events_event WHERE stream_ordering > %s ORDER BY 2",
-                        [last],
-                    )
-                    for event_id, last in cursor.fetchall():  # noqa: B007 - the last one is where the next look begins
-                        self.seen[event_id] = time.monotonic()
-        finally:
-            connection.close()
+    def ended(self) -> None:
+        """The thread's own connection."""
+        connection.close()
 
 
 def measure(writer: Writer, rooms: list[MadeRoom], mirror: psutil.Process) -> dict[str, float]:
@@ -93,12 +84,9 @@ def measure(writer: Writer, rooms: list[MadeRoom], mirror: psutil.Process) -> di
 
 def main() -> None:
     """Measure once, over a minute."""
-    connection.ensure_connection()
-    where = connection.settings_dict
-    server = f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
-    report = Report("mirror", "a mirror at 40 events a second", ["figure", "value", "limit", "of_limit"])
+    report = Report("mirror", "a mirror at 40 events a second")
     wire = TcpWire()
-    with synapse_database(server) as url:
+    with synapse_database(database_url()) as url:
         writer = Writer(url, "master", wire)
         wire.positions = writer.positions
         rooms = [public_room(room_id=f"!{number}:a.test") for number in range(ROOMS)]

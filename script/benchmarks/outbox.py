@@ -372,19 +372,7 @@ def add(report: Report, what: str, of_tools: Mapping[Tool, Sequence[Figures]]) -
 
 def main() -> None:
     """Measures all tools that can run here."""
-    columns = [
-        "what",
-        "tool",
-        "driver",
-        "facts_per_second",
-        "cpu_application",
-        "cpu_postgresql",
-        "cpu",
-        "of_ours",
-        "p50",
-        "p99",
-    ]
-    report = Report("outbox", TITLE, columns)
+    report = Report("outbox", TITLE)
     sizes = Sizes(rounds=int(os.environ.get("REPLSITE_BENCH_ROUNDS", "3")))
     for what, of_tools in measure(tools(), sizes).items():
         add(report, what, of_tools)

@@ -250,9 +250,8 @@ def measure(report: Report, room: BenchRoom, peer: Peer, size: int, count: int) 
 def main() -> None:
     """Messages one by one and in batches."""
     use_instance("bench")
-    columns = ["transaction", "application", "server", "cpu", "limit", "peer", "ratio", "rows", "rows_limit", "ok"]
     title = f"milliseconds of CPU and rows per message in a room of {MEMBERS:,} members"
-    report = Report("persist", title, columns)
+    report = Report("persist", title)
     room = BenchRoom()
     joined = room.set_up()
     stored([joined[n : n + 200] for n in range(0, len(joined), 200)])()

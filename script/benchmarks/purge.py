@@ -20,8 +20,8 @@ from django.db import connection
 
 from events.models import Event
 from script.benchmarks.broadcast import PROJECT, hear, process, say
+from script.benchmarks.cpu_seconds import CpuSeconds
 from script.benchmarks.filled_room import fill_room
-from script.benchmarks.import_once import Meter
 from script.benchmarks.latency import percentile
 from script.benchmarks.report import Report
 from script.benchmarks.sampling import Sampling
@@ -71,13 +71,6 @@ def sessions() -> set[tuple[int, int]]:
         return set(cursor.fetchall())
 
 
-def of_the_server() -> float:
-    """CPU seconds of all processes of the database server so far."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        return Meter(int(cursor.fetchone()[0])).cpu()["postgres"]
-
-
 @dataclass(frozen=True, slots=True)
 class Purged:
     """One run of the command, its start included; seconds of CPU: its own, and of the whole database server meanwhile."""
@@ -92,22 +85,25 @@ def purge(room_id: str, cut: int) -> Purged:
     """Run the command."""
     command = ["manage.py", "purge", "history", room_id, "--before-token", f"t{cut}-0", "--json"]
     others = {pid for pid, _ in sessions()}
-    begun, server = time.monotonic(), of_the_server()
-    with subprocess.Popen(
-        [sys.executable, *command], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as running:
+    begun, server = time.monotonic(), CpuSeconds()
+    with (
+        server,
+        subprocess.Popen(
+            [sys.executable, *command], cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as running,
+    ):
         with CpuWatch(running.pid, others) as watch:
             out, _ = running.communicate()
         if running.returncode:
             raise RuntimeError(f"the purge failed: {out}")
     summary = json.loads(out)
     events = summary["deleted"] + summary["became_outliers"]
-    return Purged(events, time.monotonic() - begun, watch.seconds, of_the_server() - server)
+    return Purged(events, time.monotonic() - begun, watch.seconds, server.server)
 
 
 def main() -> None:
     """Purge the room, but for its last event."""
-    report = Report("purge", f"purge of {EVENTS} events", ["measure", "value", "limit", "ratio", "well", "note"])
+    report = Report("purge", f"purge of {EVENTS} events")
     room_id = fill_room(EVENTS)
     os.environ["REPLSITE_PING_INTERVAL_SECONDS"] = str(INTERVAL_MS / 1000)
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server:

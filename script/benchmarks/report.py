@@ -6,15 +6,18 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from django.db import connection
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["BESIDE_OPEN", "Report", "median_ratio", "rounds"]
+__all__ = ["BESIDE_OPEN", "Report", "answer_of", "database_url", "median_ratio", "rounds"]
 
 RESULTS = Path(__file__).resolve().parents[2] / "build" / "bench"
 BESIDE_OPEN = ", beside an open transaction"
@@ -30,6 +33,22 @@ def rounds(number: int, measures: Mapping[str, Callable[[], float]]) -> dict[str
     return results
 
 
+def answer_of(*command: str) -> dict[str, Any]:
+    """Runs a program of Python; its last line is a JSON object, which is returned."""
+    found = subprocess.run(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, text=True
+    )
+    answer: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return answer
+
+
+def database_url() -> str:
+    """Where this process's database is, for other processes."""
+    connection.ensure_connection()
+    where = connection.settings_dict
+    return f"postgres://{where['USER']}:{where['PASSWORD']}@{where['HOST']}:{where['PORT']}/{where['NAME']}"
+
+
 def median_ratio(above: list[float], below: list[float]) -> float:
     """The median of the ratios pair by pair: steadier than the ratio of the two medians when the machine drifts."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
@@ -38,7 +57,8 @@ def median_ratio(above: list[float], below: list[float]) -> float:
 class Report:
     """Rows of one benchmark; printed as a table, written as ``build/bench/NAME.json``."""
 
-    def __init__(self, name: str, title: str, columns: list[str]) -> None:
+    def __init__(self, name: str, title: str, columns: Sequence[str] = ()) -> None:
+        """``columns`` are those of the table, if the file has more than it can show."""
         self.name, self.title, self.columns = name, title, columns
         self.rows: list[dict[str, Any]] = []
 
@@ -48,9 +68,10 @@ class Report:
 
     def finish(self) -> None:
         """Print the table and write the file."""
-        table = Table(*self.columns, title=self.title)
+        columns = self.columns or list(dict.fromkeys(column for row in self.rows for column in row))
+        table = Table(*columns, title=self.title)
         for row in self.rows:
-            table.add_row(*(_shown(row.get(column)) for column in self.columns))
+            table.add_row(*(_shown(row.get(column)) for column in columns))
         Console().print(table)
         RESULTS.mkdir(parents=True, exist_ok=True)
         machine = {
@@ -69,4 +90,4 @@ class Report:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return "" if value is None else str(value)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
@@ -83,17 +82,14 @@ def some_rooms() -> list[str]:
 
 def resync(name: str, wrong: int, **arguments: Any) -> dict[str, Any]:
     """One run with its figures; raises when it does not find so many rooms that differ, or leaves one so."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        meter = Meter(int(cursor.fetchone()[0]))
-    with meter:
-        begun, before = time.monotonic(), meter.cpu()
+    meter = Meter()
+    with meter, meter.step("all"):
         summary: Mapping[str, Any] = run_job(Resync.name, {"what": "rooms", **arguments}, stream=StringIO())
-        seconds, after = time.monotonic() - begun, meter.cpu()
     if (summary["rooms_wrong"], summary["left"], summary["unknown"]) != (wrong, 0, []):
         raise RuntimeError(f"{name}: {wrong} rooms were damaged, but: {summary}")
     rate = Job.objects.latest("pk").rate or 0.0
-    spent = {who: (after[who] - before[who]) / summary["events"] * 1e6 for who in after}
+    seconds = meter.steps["all"].pop("wall")
+    spent = {who: cpu / summary["events"] * 1e6 for who, cpu in meter.steps["all"].items()}
     return {
         "run": name,
         "events": summary["events"],
@@ -108,11 +104,7 @@ def resync(name: str, wrong: int, **arguments: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Import, then the four runs."""
-    columns = ["run", "events", "per_second", "limit", "ratio", "well", "cpu_us", "workers_us", "postgres_us"]
-    columns += ["start_s", "workers_mb"]
-    report = Report(
-        "resync", f"state, visibility and extremities of {EVENTS:,} events recomputed and compared", columns
-    )
+    report = Report("resync", f"state, visibility and extremities of {EVENTS:,} events recomputed and compared")
     with tempfile.TemporaryDirectory() as folder:
         make_history(Path(folder), sizes_of_rooms(EVENTS, max(EVENTS // 500, 40), EVENTS // 5))
         once(sorted(Path(folder).iterdir()))

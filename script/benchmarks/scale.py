@@ -11,20 +11,17 @@ largest.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from django.db import connection, connections
+from django.db import connection
 
 from script.benchmarks.histories import make_history, sizes_of_rooms
 from script.benchmarks.import_ import once
-from script.benchmarks.report import Report
-from script.benchmarks.sizes import column, sizes
+from script.benchmarks.report import Report, answer_of
+from script.benchmarks.sampling import Sampling
+from script.benchmarks.sizes import sizes
 
 SIZES = sizes("100000,1000000,5000000")
 AT = 1_000_000_000
@@ -50,27 +47,19 @@ def fetch(sql: str) -> list[tuple[int, ...]]:
         return cursor.fetchall()
 
 
-class Watch:
+class Watch(Sampling):
     """The most connections while the block runs."""
 
-    def __init__(self) -> None:
-        self.connections = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
+    connections = 0
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
+    def sample(self) -> None:
+        """Keeps the highest."""
+        ((count,),) = fetch(_NOW)
+        self.connections = max(self.connections, count)
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._over.wait(_SAMPLE_SECONDS):
-            ((count,),) = fetch(_NOW)
-            self.connections = max(self.connections, count)
-        connections.close_all()
+    def ended(self) -> None:
+        """The thread's own connection."""
+        connection.close()
 
 
 def measured(events: int) -> dict[str, float]:
@@ -79,14 +68,11 @@ def measured(events: int) -> dict[str, float]:
         files = make_history(Path(folder), sizes_of_rooms(events, max(events // 500, 2), events // 5))
         read = sum(path.stat().st_size for path in files)
         ((wal,),) = fetch(_WAL)
-        with Watch() as watch:
+        with Watch(_SAMPLE_SECONDS) as watch:
             answer = once(files)
         ((wal_after,),) = fetch(_WAL)
     connection.close()
-    found = subprocess.run(
-        [sys.executable, "-m", "script.benchmarks.scale_reads", str(events)],
-        stdout=subprocess.PIPE, check=True, text=True,
-    )  # fmt: skip
+    beside = answer_of("-m", "script.benchmarks.scale_reads", str(events))
     figures = {"input, bytes": read / events}
     rows = indexes = 0
     for name, table, index in fetch(_SIZES):
@@ -102,7 +88,7 @@ def measured(events: int) -> dict[str, float]:
         "CPU, us": sum(spent.values()),
         "wall on two cores, us": answer["stages"]["all"]["wall"] / events * 1e6,
         CONNECTIONS: watch.connections,
-        **{f"{READ}{name}": figure for name, figure in json.loads(found.stdout.splitlines()[-1]).items()},
+        **{f"{READ}{name}": figure for name, figure in beside.items()},
     }
 
 
@@ -111,15 +97,14 @@ _WHO = ("driver", "jvm", "workers", "postgres")
 
 def main() -> None:
     """Figure beside figure."""
-    columns = ["figure", *map(column, SIZES), "for_an_event", "growth", "limit", "well", "at_10^9"]
-    report = Report("scale", "what an event costs, and what a read beside so many", columns)
+    report = Report("scale", "what an event costs, and what a read beside so many")
     found = {size: measured(size) for size in SIZES}
     for name, figure in found[SIZES[-1]].items():
         each = {size: found[size][name] for size in SIZES if name in found[size]}
         more = figure if name.startswith(READ) or name == CONNECTIONS else _of_one_more(each)
         growth = more / each[SIZES[0]] if each.get(SIZES[0]) else 1.0
         told = {} if name.startswith(READ) else {"for_an_event": more, "at_10^9": _at_scale(name)(more)}
-        sized = {column(size): value for size, value in each.items()}
+        sized = {f"at {size:,}": value for size, value in each.items()}
         well = "yes" if growth <= MOST_GROWTH else "NO"
         report.add(figure=name, **sized, growth=growth, limit=MOST_GROWTH, well=well, **told)
     report.finish()

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["column", "sizes"]
+__all__ = ["sizes"]
 
 
 def sizes(usual: str) -> list[int]:
     """Those of ``script/bench --sizes``, in ascending order; left out: the usual ones."""
     return sorted(int(size) for size in (os.environ.get("REPLSITE_BENCH_SIZES") or usual).split(","))
-
-
-def column(size: int) -> str:
-    """The column of a report that has the figures at a size."""
-    return f"at {size:,}"

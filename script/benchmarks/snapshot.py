@@ -52,10 +52,7 @@ def measure(site: Site) -> dict[str, float]:
 
 def main() -> None:
     """Measures each size of a site."""
-    columns = [
-        "site", "snapshot_ms", "limit_ms", "ratio", "snapshot_cpu_ms", "scrape_cpu_ms", "scrape_limit_ms", "message_bytes",
-    ]  # fmt: skip
-    report = Report("snapshot", f"a snapshot and a scrape with {READERS:,} readers", columns)
+    report = Report("snapshot", f"a snapshot and a scrape with {READERS:,} readers")
     for site, (limit, scrape_limit) in LIMITS.items():
         with connection.cursor() as cursor:
             cursor.execute(

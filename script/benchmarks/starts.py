@@ -57,9 +57,7 @@ class Starts:
 
 def main() -> None:
     """Measures all commands in turns."""
-    report = Report(
-        "starts", "milliseconds of CPU until a command has ended", ["command", "cpu", "bare", "ratio", "limit", "ok"]
-    )
+    report = Report("starts", "milliseconds of CPU until a command has ended")
     with tempfile.TemporaryDirectory(prefix="replsite-starts-") as folder:
         starts = Starts(Path(folder))
         measures = {name: lambda name=name: starts.cpu(name) for name in (BARE, *COMMANDS)}

@@ -129,7 +129,7 @@ def _quantiles(values: Sequence[float]) -> tuple[float, float]:
 def main() -> None:
     """Store the room, count, read."""
     use_instance("bench")
-    report = Report("state", "state groups of the largest room", ["measure", "p50", "p95", "ratio", "limit", "note"])
+    report = Report("state", "state groups of the largest room")
     count_rows(report, events_in_causal_order())
     read_states(report)
     report.finish()

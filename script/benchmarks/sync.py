@@ -15,12 +15,10 @@ server.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from django.db import connection, transaction
 
@@ -29,6 +27,7 @@ from events.sending.send import LocalRoom, NewEvent, RoomSetup, create_room
 from events.sync.rooms import initial_sync, rooms_since
 from events.sync.sync import SyncAnswer, sync
 from events.tokens.positions import events_token
+from script.benchmarks.page import cpu_ms
 from script.benchmarks.persist import cost_of
 from script.benchmarks.report import Report
 from streams.core.tokens import VectorToken
@@ -79,23 +78,6 @@ def make_rooms() -> list[str]:
     return found
 
 
-def server_cpu_ms(process: int) -> float:
-    """CPU time of the session's server process so far."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
-
-
-def cpu_ms(work: Callable[[], object], number: int) -> float:
-    """CPU time of one call, of both processes."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_backend_pid()")
-        process = cursor.fetchone()[0]
-    begun, server = time.process_time(), server_cpu_ms(process)
-    for _ in range(number):
-        work()
-    return ((time.process_time() - begun) * 1000 + server_cpu_ms(process) - server) / number
-
-
 def measured(report: Report, name: str, ours: Callable[[], object], peer: Callable[[], object]) -> None:
     """Medians of alternating calls, and CPU time."""
     times: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -115,7 +97,7 @@ def measured(report: Report, name: str, ours: Callable[[], object], peer: Callab
         peer=round(middle["peer"], 3),
         peer_cpu=round(cpu_ms(peer, ROUNDS), 3),
         ratio=middle["ours"] / middle["peer"],
-        limit=limit if limit is not None else "",
+        limit=limit,
         of_limit=middle["ours"] / limit if limit is not None else "",
     )
 
@@ -167,9 +149,6 @@ def after_joins(report: Report, rooms: list[str]) -> None:
             ours=round(statistics.median(times), 3),
             best=round(min(times), 3),
             cpu=round(statistics.median(costs), 3),
-            peer="",
-            peer_cpu="",
-            ratio="",
             limit=JOIN_LIMIT,
             of_limit=statistics.median(costs) / JOIN_LIMIT,
         )
@@ -182,9 +161,8 @@ def _next(user: str, answers: list[SyncAnswer]) -> None:
 def main() -> None:
     """Make the rooms, measure, report."""
     title = f"syncs: {FIRST_ROOMS} rooms x {EVENTS} events, and a user of {ROOMS} rooms"
-    columns = ["what", "ours", "best", "cpu", "peer", "peer_cpu", "ratio", "limit", "of_limit"]
     use_instance("bench")
-    report = Report("sync", title, columns)
+    report = Report("sync", title)
     rooms = make_rooms()
     first = rooms[:FIRST_ROOMS]
     answer = initial_sync(BOB, FIRST_ROOMS, EVENTS)

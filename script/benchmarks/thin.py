@@ -88,8 +88,7 @@ async def until(condition: Callable[[], bool]) -> None:
 def main() -> None:
     """Measures both kinds of followers in turn with each number of them."""
     use_instance("bench")
-    columns = ["followers", "kb_all", "kb_caches", "bytes_ratio", "cpu_all", "cpu_caches", "cpu_ratio"]
-    report = Report("thin", "kB to each follower and CPU seconds of the server, for the same facts", columns)
+    report = Report("thin", "kB to each follower and CPU seconds of the server, for the same facts")
     with process("manage.py", "runreplication", "--bind", "127.0.0.1:0") as server:
         port = int(hear(server).rsplit(":", 1)[1])
         asyncio.run(measure(port, server.pid, WANTED["all"], 1))  # the first load makes what later ones find

@@ -181,7 +181,7 @@ def _members(room_id: str) -> list[str]:
 def main() -> None:
     """Store the rooms, count, read."""
     use_instance("bench")
-    report = Report("visibility", "who sees what", ["measure", "value", _SECOND, "limit", "note"])
+    report = Report("visibility", "who sees what")
     rooms = {}
     for room in (name for name in ROOM_NAMES if "walk" in name or "fork" in name or name == LARGE):
         events = [parse_line(line) for line in event_lines(room)]

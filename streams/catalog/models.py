@@ -42,6 +42,10 @@ __all__ = [
 LABEL = "streams_catalog"
 
 
+class _InCatalog(Fact.Meta):
+    app_label = LABEL
+
+
 def _holds(stream: StreamDeclaration) -> list[models.BaseConstraint]:
     # Rows of streams that keep only some of their facts may be deleted.
     is_fixed = not (stream.in_memory or stream.tables[0].newest_per)
@@ -77,8 +81,7 @@ class Presence(Fact):
     status_msg = models.TextField(null=True)
     currently_active = models.BooleanField(db_default=False)
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_presence"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_presence_user")]
         constraints: ClassVar = _holds(catalog.PRESENCE)
@@ -94,8 +97,7 @@ class PresenceDestination(Fact):
     destination = models.TextField()
     user_id = models.TextField()
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_presencefederation"
         constraints: ClassVar = _holds(catalog.PRESENCE_FEDERATION)
 
@@ -110,8 +112,7 @@ class Typing(Fact):
     room_id = models.TextField()
     user_ids = ArrayField(models.TextField())
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_typing"
         constraints: ClassVar = _holds(catalog.TYPING)
 
@@ -153,8 +154,7 @@ class Receipt(Fact):
     event_id = models.TextField()
     data = models.TextField(db_default="{}", help_text="JSON object")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_receipt"
         indexes: ClassVar = [models.Index(fields=["room_id", "user_id"], name="streams_receipt_room_user")]
         constraints: ClassVar = _holds(catalog.RECEIPTS)
@@ -169,8 +169,7 @@ class PushRuleChange(Fact):
 
     user_id = models.TextField()
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_pushrulechange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pushrule_user")]
         constraints: ClassVar = _holds(catalog.PUSH_RULES)
@@ -188,8 +187,7 @@ class PusherChange(Fact):
     pushkey = models.TextField()
     deleted = models.BooleanField(db_default=False)
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_pusherchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_pusher_user")]
         constraints: ClassVar = _holds(catalog.PUSHERS)
@@ -204,8 +202,7 @@ class DeviceListChange(Fact):
 
     entity = models.TextField(help_text="user ID or server name")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_devicelistchange"
         indexes: ClassVar = [models.Index(fields=["entity"], name="streams_devicelist_entity")]
         constraints: ClassVar = _holds(catalog.DEVICE_LISTS)
@@ -220,8 +217,7 @@ class ToDeviceMessage(Fact):
 
     entity = models.TextField(help_text="local user ID or server name")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_todevicemessage"
         indexes: ClassVar = [models.Index(fields=["entity"], name="streams_todevice_entity")]
         constraints: ClassVar = _holds(catalog.TO_DEVICE)
@@ -243,8 +239,7 @@ class FederationItem(Fact):
     type = models.TextField(help_text="k: EDU with a key, e: EDU, pd: presence with destinations")
     data = models.TextField(help_text="JSON")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_federation"
         constraints: ClassVar = _holds(catalog.FEDERATION)
 
@@ -260,8 +255,7 @@ class TagChange(Fact):
     room_id = models.TextField()
     tags = models.TextField(help_text="JSON object; travels as a string")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_tagchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_tag_user")]
         constraints: ClassVar = _holds(catalog.TAG_ACCOUNT_DATA)
@@ -278,8 +272,7 @@ class AccountDataChange(Fact):
     room_id = models.TextField(null=True)
     data_type = models.TextField()
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_accountdatachange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_accountdata_user")]
         constraints: ClassVar = _holds(catalog.ACCOUNT_DATA)
@@ -300,8 +293,7 @@ class GroupChange(Fact):
     type = models.TextField(db_default="membership")
     content = models.TextField(help_text="JSON object")
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_groupchange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_group_user")]
         constraints: ClassVar = _holds(catalog.GROUPS)
@@ -316,8 +308,7 @@ class UserSignatureChange(Fact):
 
     user_id = models.TextField()
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_usersignaturechange"
         indexes: ClassVar = [models.Index(fields=["user_id"], name="streams_usersignature_user")]
         constraints: ClassVar = _holds(catalog.USER_SIGNATURE)
@@ -340,8 +331,7 @@ class CacheInvalidation(Fact):
         help_text="milliseconds since the epoch",
     )
 
-    class Meta(Fact.Meta):
-        app_label = LABEL
+    class Meta(_InCatalog):
         db_table = "streams_cacheinvalidation"
         constraints: ClassVar = _holds(catalog.CACHES)
 

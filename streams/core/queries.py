@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from typing import Any, TypeVar
+
+import msgspec
 
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration, quoted
 from streams.core.named_rows import NamedRow, object_sql
@@ -37,14 +37,13 @@ SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_e
 """
 
 
-@dataclass(frozen=True, slots=True)
-class FactRow:
-    """One row of a fact as it is sent: its token (positive ID), its writer, the JSON row, and the time of the insert."""
+class FollowedRow(msgspec.Struct, frozen=True):
+    """One row in the form in which it is passed to a handler. All rows of a fact have the same token."""
 
+    stream: str
+    instance: str
     token: int
-    writer: str
     row: Any
-    received_at: datetime
 
 
 def bounds_sql(
@@ -70,29 +69,15 @@ def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first:
     return f"{quoted(table.id_column)} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
-def rows_sql(
-    declaration: StreamDeclaration,
-    table: FactTable,
-    *,
-    of_writer: bool = False,
-    of_writers: bool = False,
-    with_times: bool = True,
-    stored: bool = False,
-) -> str:
+def rows_sql(declaration: StreamDeclaration, table: FactTable, *, of_writers: bool = False) -> str:
     """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit`` of them.
 
-    If ``of_writer`` is true, the query has a parameter ``writer`` and returns only rows of that writer. If
-    ``of_writers`` is true, the query has a parameter ``writers``, an array of names. The columns are: token, writer,
-    received_at (if ``with_times``), and then the columns that are sent, or all columns of the table's declaration (if
-    ``stored``). ``row_of`` accepts the values of these columns. The limit may cut off some rows of the last token.
+    If ``of_writers`` is true, the query has a parameter ``writers``, an array of names. The columns are: token, writer, and
+    then the columns that are sent, whose values ``row_of`` accepts. The limit may cut off some rows of the last token.
     ``cut_whole_tokens`` removes such an incomplete token.
     """
-    token = token_sql(declaration, table)
-    times = [quoted(table.received_column)] if with_times else []
-    selected = map(column_sql, table.stored) if stored else selected_sql(table)
-    columns = ", ".join([token, quoted(table.writer_column), *times, *selected])
+    columns = ", ".join([token_sql(declaration, table), quoted(table.writer_column), *selected_sql(table)])
     condition = bounds_sql(declaration, table)
-    condition += f" AND {quoted(table.writer_column)} = %(writer)s" if of_writer else ""
     condition += f" AND {quoted(table.writer_column)} = ANY(%(writers)s)" if of_writers else ""
     # The inner query sorts by the ID alone, which the index provides. If it also sorted by ``then_by``, PostgreSQL might sort
     # the whole table to return a thousand rows. The outer query orders the rows of each token.

@@ -23,8 +23,8 @@ from streams.errors import EpochChanged
 from streams.follow.handlers import Begin, Handler
 from streams.reading import watcher
 from streams.reading.possible_positions import positions_and_sequence, seen_positions_and_sequence
-from streams.reading.rows import StoredPosition
-from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
+from streams.reading.rows import StoredPosition, existing_rows
+from streams.replication.common.batch_sizer import BatchSizer
 from streams.replication.protocol.ordering import FollowedRow, View
 from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
@@ -158,9 +158,8 @@ class TableSource:
     def _read(self, cursor: Any, after: VectorToken, target: VectorToken) -> Batch:
         if (reading := next_range(after, target)) is None:
             return Batch((), after, target)
-        wanted = FactRange(reading.after, reading.upto, reading.writers)
         limit = self._pace.limit(self._handler.chunk_rows)
-        rows, reached = table_rows(cursor, self._declaration, wanted, limit)
+        rows, reached = existing_rows(cursor, self._declaration, reading.writers, reading.after, reading.upto, limit)
         # The low-water mark is read after the rows. A trim deletes facts and moves the mark in one transaction. If the mark
         # were read first, a trim between the two queries would remove facts without an error here.
         check_not_trimmed(cursor, self._handler.stream, after, reader=self._handler.reader)

@@ -11,16 +11,17 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.core.positions import linear_position
-from streams.core.queries import STORED_POSITIONS, FactRow, read_whole, row_of, rows_sql
+from streams.core.queries import STORED_POSITIONS, FollowedRow, read_whole, row_of, rows_sql
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
+from streams.runtime.gc_pause import collector_paused
 
 __all__ = [
-    "FactRow",
     "StoredPosition",
     "existing_rows",
     "linear_position",
@@ -29,6 +30,7 @@ __all__ = [
     "writer_names",
 ]
 
+_token = attrgetter("token")
 _WRITER_NAMES = "SELECT id, instance_name FROM streams_streamposition WHERE stream = %s"
 
 
@@ -65,7 +67,7 @@ def writer_names(cursor: Any, stream: str) -> dict[int, str]:
 
 def rows_between(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
-) -> tuple[list[FactRow], int]:
+) -> tuple[list[FollowedRow], int]:
     """Returns the rows with ``after < token <= upto``, and the position up to which rows were read.
 
     If ``writer`` is given, returns only that writer's rows. Rows are in ascending order of token. A fact is never
@@ -73,7 +75,7 @@ def rows_between(
     ``upto`` must not exceed a position that the caller read from the database before this call. Raises ``ResyncNeeded``
     if facts after ``after`` were trimmed.
     """
-    found = existing_rows(cursor, declaration, writer, after, upto, limit)
+    found = existing_rows(cursor, declaration, None if writer is None else [writer], after, upto, limit)
     # Checked after the rows were read. A trim deletes facts and moves the low-water mark in one transaction, so a trim before the
     # reading is always noticed.
     check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
@@ -81,23 +83,28 @@ def rows_between(
 
 
 def existing_rows(
-    cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
-) -> tuple[list[FactRow], int]:
-    """Returns the same as ``rows_between``, but does not check whether facts were trimmed.
+    cursor: Any, declaration: StreamDeclaration, writers: Sequence[str] | None, after: int, upto: int, limit: int
+) -> tuple[list[FollowedRow], int]:
+    """Returns the same as ``rows_between``, of several writers or of all, but does not check whether facts were trimmed.
 
     For callers to whom trimmed facts do not matter, or who check this themselves.
     """
+    given = {"after": after, "upto": upto, "writers": None if writers is None else list(writers)}
 
     def fetch(table: FactTable, limit: int) -> list[tuple[Any, ...]]:
-        sql = rows_sql(declaration, table, of_writer=writer is not None)
-        cursor.execute(sql, {"after": after, "upto": upto, "writer": writer, "limit": limit})
+        cursor.execute(rows_sql(declaration, table, of_writers=writers is not None), given | {"limit": limit})
         found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
 
-    reached, whole = read_whole(declaration, fetch, (after, upto), limit)
-    streams = [
-        [FactRow(row[0], row[1], make(row[3:]), row[2]) for row in batch]
-        for make, batch in zip(map(row_of, declaration.tables), whole, strict=True)
-    ]
-    rows = streams[0] if len(streams) == 1 else list(heapq.merge(*streams, key=lambda fact: fact.token))
-    return rows, reached
+    with collector_paused():  # thousands of new tuples would start the garbage collector again and again
+        reached, whole = read_whole(declaration, fetch, (after, upto), limit)
+        parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
+        # heapq.merge is stable: rows of one token keep the order of the declaration's tables.
+        return (parts[0] if len(parts) == 1 else list(heapq.merge(*parts, key=_token))), reached
+
+
+def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[Sequence[Any]]) -> list[FollowedRow]:
+    name, shape = declaration.name, row_of(table)
+    if shape is list:
+        return [FollowedRow(name, writer, token, row) for token, writer, *row in batch]
+    return [FollowedRow(name, writer, token, shape(row)) for token, writer, *row in batch]

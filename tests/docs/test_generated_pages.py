@@ -1,41 +1,50 @@
-"""Pages and pictures that scripts write are what the code says, and ``--check`` tells one that is not."""
+"""Pages and pictures that follow from the code are what it says, and ``--check`` tells one that is not."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support.scripts import load_script
-
-#: Script -> what it writes, by the name that it has there.
-WRITTEN = {
-    "architecture_picture": "PICTURE",
-    "dataflow_picture": "PICTURE",
-    "errors_page": "PAGE",
-    "frames_page": "PAGE",
-    "metrics_page": "PAGE",
-    "models_page": "PAGE",
-    "options_page": "PAGE",
-    "settings_page": "PAGE",
-}
+from script import generated_pages
 
 
-@pytest.mark.parametrize(("name", "written"), WRITTEN.items())
-def test_check_tells_an_old_page(name, written, monkeypatch, tmp_path, capsys):
-    script = load_script(name)
-    monkeypatch.setattr(sys, "argv", [name, "--check"])
-    assert script.main() == 0, capsys.readouterr().err
-    text = getattr(script, written).read_text()
-    old = tmp_path / "old"
-    in_table = {"metrics_page": "replsite_stream_position", "settings_page": "heartbeat"}.get(name)
-    old.write_text(text.replace(in_table, "place") if in_table else "old")
-    before = old.read_text()
-    monkeypatch.setattr(script, written, old)
-    assert script.main() == 1 and f"run script/{name}.py" in capsys.readouterr().err
-    assert old.read_text() == before
+@pytest.fixture(scope="module")
+def made() -> dict[Path, str]:
+    return generated_pages.made()
 
 
-@pytest.mark.parametrize("name", [name for name, written in WRITTEN.items() if written == "PICTURE"])
-def test_a_picture_is_light_and_dark(name):
-    assert "prefers-color-scheme: dark" in load_script(name).PICTURE.read_text()
+def test_files_are_what_the_code_says(
+    made: dict[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["generated_pages", "--check"])
+    assert len(made) > len(generated_pages.SCRIPTS)
+    assert generated_pages.write_or_compare(made) == 0, capsys.readouterr().err
+
+
+def test_check_tells_an_old_file_and_leaves_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, well = tmp_path / "old.md", tmp_path / "well.md"
+    old.write_text("old")
+    well.write_text("new")
+    files = {old: "new", well: "new", tmp_path / "missing.md": "new"}
+    monkeypatch.setattr(sys, "argv", ["generated_pages", "--check"])
+    assert generated_pages.write_or_compare(files) == 1
+    assert capsys.readouterr().err.startswith("old.md, missing.md: not what the code says")
+    assert old.read_text() == "old"
+    monkeypatch.setattr(sys, "argv", ["generated_pages"])
+    assert generated_pages.write_or_compare(files) == 0
+    assert {path.read_text() for path in files} == {"new"}
+
+
+def test_a_table_is_replaced_between_its_marks() -> None:
+    page = "before\n<!-- table one -->\n\n{}\n\n<!-- end of table one -->\nafter"
+    assert generated_pages.with_tables(page.format("old"), {"one": "new", "other": "none"}) == page.format("new")
+
+
+def test_pictures_are_light_and_dark(made: dict[Path, str]) -> None:
+    pictures = [text for path, text in made.items() if path.suffix == ".svg"]
+    assert len(pictures) == 2
+    assert all("prefers-color-scheme: dark" in text for text in pictures)

@@ -48,7 +48,7 @@ class Writing:
         return target_of(view, min(positions.values()), positions)
 
     def rows(self, after: int, upto: int, writers: tuple[str, ...] | None, limit: int) -> tuple[list[FollowedRow], int]:
-        """As ``table_rows``: committed rows only, facts whole, and how far that got."""
+        """As ``existing_rows``: committed rows only, facts whole, and how far that got."""
         rows: list[FollowedRow] = []
         for token in range(after + 1, upto + 1):
             if token not in self.done or (writers is not None and self.owners[token] not in writers):

@@ -18,9 +18,9 @@ from streams.db import driver
 from streams.epochs import check_epoch, epoch_changed, readable_epoch
 from streams.errors import EpochChanged
 from streams.reading.possible_positions import given_out, possible_positions
-from streams.reading.rows import writer_names
+from streams.reading.rows import existing_rows, writer_names
 from streams.replication.client.catch_up import CatchUp, Writers
-from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
+from streams.replication.common.batch_sizer import BatchSizer
 from streams.replication.errors import CatchUpError
 from streams.replication.protocol.ordering import FollowedRow
 
@@ -99,12 +99,12 @@ class TableCatchUp(CatchUp):
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         declaration = registry.get(stream).declaration
-        wanted = FactRange(after, upto, None if writer is None or declaration.announced_as else [writer])
+        writers = None if writer is None or declaration.announced_as else [writer]
         pace = self._paces.setdefault(stream, BatchSizer())
         with self._connection.cursor() as cursor:
             # Rows first, then the low-water mark. In the other order, a trim between the two would delete rows of the range,
             # and the reader would miss them without an error.
-            rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
+            rows, reached = existing_rows(cursor, declaration, writers, after, upto, pace.limit(limit))
             check_not_trimmed(cursor, stream, VectorToken(after), writer)
         pace.learn(rows)
         if announced := declaration.announced_as:

@@ -21,10 +21,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 from streams.core.json_codec import encode_json
 from streams.core.positions import Stored, linear_position, positions_to_show
+from streams.core.queries import FollowedRow
 from streams.errors import BadJson
 from streams.replication.errors import UnsendableCommand
 from streams.replication.protocol.commands import LINE_LIMIT_BYTES
@@ -48,15 +49,6 @@ class _CombinedWriters:
     position: int
     generation: int
     state: str = "active"
-
-
-class Row(Protocol):
-    """A row of a fact, as returned by `streams.reading.rows.rows_between`."""
-
-    @property
-    def token(self) -> int: ...
-    @property
-    def row(self) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +268,7 @@ def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
     return b"POSITION %s %s %d %d\n" % (stream.encode(), writer.encode(), previous, new)
 
 
-def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
+def encode_rows(step: Read, rows: Sequence[FollowedRow], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
     """Returns the lines that bring followers from ``step.after`` to ``reached``.
 
     ``rows`` are whole facts of one writer, ascending. Each row becomes an RDATA line. Only the last line of a fact has
@@ -306,7 +298,7 @@ def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE
     return lines
 
 
-def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> list[bytes]:
+def _fact_lines(prefix: bytes, token: int, fact: Sequence[FollowedRow], limit: int) -> list[bytes]:
     try:
         *others, last = [encode_json(row.row) for row in fact]
     except BadJson as error:

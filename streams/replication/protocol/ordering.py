@@ -15,9 +15,10 @@ import enum
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
+from streams.core.queries import FollowedRow
+
+__all__ = ["FollowedRow", "LinearView", "Range", "View"]
 
 
 class View(enum.StrEnum):
@@ -27,15 +28,6 @@ class View(enum.StrEnum):
     """Facts of each writer in order, as soon as they are received. Facts of different writers come in any order."""
     LINEAR = "linear"
     """Facts of all writers in order of their tokens, never above the linear position."""
-
-
-class FollowedRow(msgspec.Struct, frozen=True):
-    """One row in the form in which it is passed to a handler. All rows of a fact have the same token."""
-
-    stream: str
-    instance: str
-    token: int
-    row: Any
 
 
 @dataclass(frozen=True, slots=True)

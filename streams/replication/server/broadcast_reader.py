@@ -229,8 +229,8 @@ def read_lines(
         }
         if (found := encode_lines(step, _result(cursor, declaration, parameters, plain), line_limit_bytes)) is not None:
             return found
-    writer = None if declaration.announced_as else step.writer  # one name for all writers: read the rows of all
-    rows, reached = existing_rows(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
+    writers = None if declaration.announced_as else [step.writer]  # one name for all writers: read the rows of all
+    rows, reached = existing_rows(cursor, declaration, writers, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached
 
 

@@ -34,8 +34,8 @@ from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
 from streams.errors import ResyncNeeded, UnknownStream
 from streams.reading import watcher
-from streams.reading.rows import StoredPosition, stored_positions
-from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
+from streams.reading.rows import StoredPosition, existing_rows, stored_positions
+from streams.replication.common.batch_sizer import BatchSizer
 from streams.replication.protocol.access import Access
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import Condition, get_logger
@@ -245,8 +245,8 @@ def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
             found = stored_positions(cursor, [question.stream])
             watcher.before_shown(found, using)
             stored = found.get(question.stream, {})
-            wanted = FactRange(question.after, question.upto, [instance] if instance else None)
-            rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
+            writers, limit = [instance] if instance else None, pace.limit(ROWS_PER_ANSWER)
+            rows, reached = existing_rows(cursor, declaration, writers, question.after, question.upto, limit)
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
     # A row above its writer's position is left out. Facts of the same writer below that row may still be pending, and

@@ -385,7 +385,7 @@ def test_reading_the_table_below_the_mark_is_an_error_and_not_an_empty_list(writ
             rows_between(cursor, declaration, writer, wanted[1], wanted[-1], 10)
         rows, _ = rows_between(cursor, declaration, writer, wanted[2], wanted[-1], 10)
         assert [row.token for row in rows] == wanted[3:]
-        there, _ = existing_rows(cursor, declaration, writer, 0, wanted[-1], 10)
+        there, _ = existing_rows(cursor, declaration, writer and [writer], 0, wanted[-1], 10)
         assert [row.token for row in there] == wanted[3:]
 
 

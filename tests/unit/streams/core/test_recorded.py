@@ -29,7 +29,7 @@ def test_streams_that_cannot_be(name):
 
 def test_the_declaration_reads_one_record_and_stream():
     declaration = recorded_declaration("main/events")
-    sql = rows_sql(declaration, declaration.tables[0], of_writer=True)
+    sql = rows_sql(declaration, declaration.tables[0])
     assert "name = 'main'" in sql
     assert "stream = 'events'" in sql
     assert declaration.tables[0].row(['["ev",[1]]']) == ["ev", [1]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.replication.common.table_rows import BatchSizer
+from streams.replication.common.batch_sizer import BatchSizer
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import VALUE_BYTES, row_size
 
