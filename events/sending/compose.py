@@ -101,14 +101,13 @@ def _check(new: NewEvent, key: SigningKey | None) -> None:
 
 def _without_needless_voucher(new: NewEvent, place: Place, key: SigningKey | None) -> NewEvent:
     # A *voucher* is the user who authorised a restricted join. Other servers demand the signature of the voucher's
-    # server on every join that names one, also on a change of the display name for which a client copied the whole
-    # membership. They would refuse the event, and all events on top of it.
+    # server on every membership that names one, also on a change of the display name, or a leave, for which a client
+    # copied the whole membership. They would refuse the event, and all events on top of it.
     voucher = new.content.get(AUTHORISING_USER)
-    if AUTHORISING_USER not in new.content or not place.version.restricted_joins:
+    if AUTHORISING_USER not in new.content or not place.version.restricted_joins or new.type != "m.room.member":
         return new
-    if new.type != "m.room.member" or new.content.get("membership") != "join":
-        return new
-    if not needs_voucher(place.state, new.state_key or "", place.version):
+    is_join = new.content.get("membership") == "join"
+    if not (is_join and needs_voucher(place.state, new.state_key or "", place.version)):
         return replace(new, content={name: value for name, value in new.content.items() if name != AUTHORISING_USER})
     server = server_of(voucher)
     if key is not None and key.server != server:

@@ -387,6 +387,19 @@ def test_a_copied_membership_names_nobody_who_did_not_sign(version):
     assert servers(room.join(BOB, **{VOUCHER: EVE}), version) == ("site",)
 
 
+@pytest.mark.parametrize("version", RESTRICTED)
+def test_no_membership_but_a_join_names_who_vouched(version):
+    """By the rules, the voucher's server has to sign whatever the membership is. A client copied all of it into a leave."""
+    room = restricted_room(version)
+    LocalRoom(room.room_id).join(BOB, **{VOUCHER: EVE})
+    copied = {VOUCHER: EVE, "displayname": "Bob"}
+    kicked = room.kick(ANN, BOB, **copied)
+    invited = room.invite(ANN, BOB, **copied)
+    for changed in (kicked, invited, room.leave(BOB, **copied), room.ban(ANN, BOB, **copied)):
+        assert VOUCHER not in json_of(changed.event_id)["content"]
+        assert json_of(changed.event_id)["content"]["displayname"] == "Bob"
+
+
 def test_a_voucher_that_another_server_has_to_sign_is_refused():
     room = restricted_room("10", "knock_restricted")
     with pytest.raises(EventRefused, match=r"'else' has to sign it.*make_join") as raised:
