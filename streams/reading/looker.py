@@ -191,7 +191,7 @@ class Looker:
                 return False
             leads = self._leads()
             try:
-                if looks := leads or even_if_led or not self._is_followed():
+                if stores := leads or even_if_led or not self._is_followed():
                     self._store_all()
             finally:
                 if leads:
@@ -201,7 +201,7 @@ class Looker:
             log.debug("looker.not_looked", error=str(error).strip())
             self._give_up()
             return False
-        return looks
+        return stores
 
     def _store_all(self) -> None:
         give_up_at = time.monotonic() + STANDS_STILL_SECONDS
