@@ -26,7 +26,7 @@ from streams.conf import stream_settings
 from streams.db.driver import DatabaseError, direct_connection, dsn, explain
 from streams.db.schema_mark import marked_lock
 from streams.errors import ReaderNameTaken
-from streams.reading.looker import look_now
+from streams.reading.looker import follow, look_now
 from streams.reading.rows import stored_positions
 from streams.runtime.logs import get_logger
 
@@ -227,6 +227,7 @@ def _only_one(using: str, reader: str) -> Iterator[Any]:
                     f"The live pipeline runs already, in process {process} on {host}. Two would wait for each other's "
                     f"transactions: stop that one, or leave it at work."
                 )
+            follow(cursor)
         yield connection
     finally:
         connection.close()

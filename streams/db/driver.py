@@ -70,6 +70,7 @@ __all__ = [
     "end_sessions",
     "execute_prepared",
     "explain",
+    "followers_key",
     "go_to_last_result",
     "has_ended",
     "in_transaction",
@@ -640,13 +641,21 @@ class ListeningConnection:
     Raises the driver's errors, as ``direct_connection`` does. Only one thread at a time may use it.
     """
 
-    def __init__(self, channel_name: str, using: str | None, *, application_name: str) -> None:
+    def __init__(
+        self,
+        channel_name: str,
+        using: str | None,
+        *,
+        application_name: str,
+        prepare: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         self.is_behind = False
         """True if the last portion was full, so more notifications wait in the server's queue."""
         self._connection = direct_connection(using, application_name=application_name)
         try:
             self.session: int = self._connection.info.backend_pid
             with self._connection.cursor() as cursor:
+                prepare(cursor)
                 cursor.execute(f"LISTEN {channel(cursor, channel_name)}")
         except BaseException:
             self.close()
@@ -751,3 +760,8 @@ def migrate_key(cursor: Any) -> int:
 def looker_key(cursor: Any) -> int:
     """Returns the key of the session lock that the site's looker holds while it looks (``streams.reading.looker``)."""
     return _key(cursor, "looker", "")
+
+
+def followers_key(cursor: Any) -> int:
+    """Returns the key of the session lock that all share who follow stored positions (``streams.reading.looker``)."""
+    return _key(cursor, "followers", "")

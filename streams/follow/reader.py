@@ -158,8 +158,10 @@ class Reader:
         look_now(self._using, even_if_led=True)
         self._begin_round(owner, lock, until_caught_up=until_caught_up)
         # Processes that share a reader would all look at each hint, and find that one of them has it.
-        reads_ahead = not self._shared and any(handler.may_read_ahead for handler in self._handlers)
-        listener = PositionListener(self._wake, self._using, f"reader {self.name}", hints=reads_ahead)
+        read_ahead = [not self._shared and handler.may_read_ahead for handler in self._handlers]
+        listener = PositionListener(
+            self._wake, self._using, f"reader {self.name}", hints=any(read_ahead), follows=not all(read_ahead)
+        )
         listener.start()
         try:
             threads = [threading.Thread(target=loop.run, args=(self._loop_ended,)) for loop in self._loops]

@@ -11,6 +11,9 @@ that is free, which PostgreSQL makes it as soon as the session of the leader has
 lock is not free, and the others look for it until it answers again. Nobody hints for facts of ``psql``, so each candidate also
 looks once in ``CANDIDATE_SECONDS``.
 
+Positions are stored at once only while somebody *follows* them: whoever does shares a session lock. Where nobody does, such as
+with handlers that look for themselves, the leader stores them, and answers the hints, in ``SAFETY_SECONDS``.
+
 Why candidates do not wait for the lock: a session that waits for an advisory lock keeps a snapshot. VACUUM could remove no row
 version that is newer than the oldest of these snapshots, and the table of positions has thousands of them a second.
 """
@@ -40,6 +43,7 @@ __all__ = [
     "Looker",
     "Pace",
     "end_looks",
+    "follow",
     "is_session",
     "join",
     "leave",
@@ -62,6 +66,8 @@ CANDIDATE_SECONDS = 30.0
 #: So long does a candidate believe answers of others than the leader, whose session it knows: of other candidates, of a new
 #: leader, or of any role that may connect. Then it looks itself, and asks who leads.
 DOUBT_SECONDS = 1.5
+#: While nobody follows positions, and there are hints, the leader asks this often whether somebody does.
+FOLLOWED_SECONDS = 0.1
 #: Pause before rows that another session was changing are tried again.
 HINDERED_SECONDS = 0.001
 #: Pause after an error, such as a lost connection.
@@ -72,6 +78,7 @@ SEND_AGAIN_SECONDS = 1.0
 _MOST_HINTS = 1_000
 
 _LEADER = f"SELECT a.pid {driver.LOCK_HOLDERS} AND {MAY_WRITE}"
+_IS_FOLLOWED = f"SELECT EXISTS (SELECT {driver.LOCK_HOLDERS})"
 _MAY_STORE = """
 SELECT NOT pg_is_in_recovery() AND EXISTS (SELECT FROM streams_held)
    AND has_table_privilege('streams_streamposition', 'UPDATE') AND has_table_privilege('streams_streamposition', 'INSERT')
@@ -125,6 +132,7 @@ class Looker:
         """Hints that were heard and not answered: their words, and when they were heard."""
         self._expected_until = -math.inf
         """When facts without a hint of their own cease to be expected."""
+        self._followed_until = -math.inf
         self._leader: int | None = None
         self._doubts_since = math.inf
         """When others began to answer hints, while the leader did not."""
@@ -174,7 +182,8 @@ class Looker:
     def store_once(self, *, even_if_led: bool) -> bool:
         """Looks in the caller's thread, for a candidate that was not started. Returns true if it did.
 
-        Does nothing if another process leads, unless ``even_if_led``, or if nobody can look at this database.
+        Does nothing if another process leads and stores positions at once, unless ``even_if_led``, or if nobody can look at
+        this database.
         """
         try:
             if not self._prepare():
@@ -182,7 +191,7 @@ class Looker:
                 return False
             leads = self._leads()
             try:
-                if leads or even_if_led:
+                if stores := leads or even_if_led or not self._is_followed():
                     self._store_all()
             finally:
                 if leads:
@@ -192,7 +201,7 @@ class Looker:
             log.debug("looker.not_looked", error=str(error).strip())
             self._give_up()
             return False
-        return leads or even_if_led
+        return stores
 
     def _store_all(self) -> None:
         give_up_at = time.monotonic() + STANDS_STILL_SECONDS
@@ -289,20 +298,45 @@ class Looker:
             pause = pace.next_pause(ended - started, self._expected_until - started, news=found)
             with self._news:
                 self._news.wait_for(lambda: self._stopping or bool(self._unanswered), pause)
+            self._rest_unless_followed()
             # Hints that come close to each other are answered by one look. A look that nobody asked for, and that found nothing,
             # keeps no hint waiting.
             if word is not None or found:
                 quick_from = ended
             time.sleep(max(0.0, quick_from + Pace.QUICK_SECONDS - time.monotonic()))
 
+    def _rest_unless_followed(self) -> None:
+        """Waits, while nobody follows positions, until they are stored in any case."""
+        while (rest := self._everything_due - time.monotonic()) > 0 and not self._store.is_behind:
+            if self._stopping or self._is_followed():
+                return
+            with self._news:
+                self._news.wait_for(lambda: self._stopping, min(rest, FOLLOWED_SECONDS))
+
+    def _is_followed(self) -> bool:
+        """Returns true if somebody follows positions, or did within the last ``SAFETY_SECONDS``."""
+        now = time.monotonic()
+        if self._is_followed_here():
+            return True
+        if now >= self._followed_until:
+            with self._connection.cursor() as cursor:
+                cursor.execute(_IS_FOLLOWED, [driver.followers_key(cursor)])
+                if cursor.fetchone()[0]:
+                    self._followed_until = now + SAFETY_SECONDS
+        return now < self._followed_until
+
+    def _is_followed_here(self) -> bool:
+        return any(listener.follows for listener in _ears.get(self._using, ()))
+
     def _waits_to_be_asked(self) -> bool:
         """Waits until a hint is not answered in time. Returns false if it is time to try to lead without a hint."""
-        patience = ANSWER_SECONDS * (1 + random.random())  # noqa: S311 - no secret
+        chance = 1 + random.random()  # noqa: S311 - no secret
         give_up_at = time.monotonic() + CANDIDATE_SECONDS * (0.5 + random.random())  # noqa: S311
         with self._news:
             while not self._stopping:
                 now = time.monotonic()
-                doubt = self._doubts_since + DOUBT_SECONDS * patience / ANSWER_SECONDS
+                patience = chance * (ANSWER_SECONDS if self._is_followed_here() else SAFETY_SECONDS)
+                doubt = self._doubts_since + DOUBT_SECONDS * chance
                 due = min(doubt, next(iter(self._unanswered.values()), give_up_at - patience) + patience)
                 if now >= due:
                     self._doubts_since = math.inf
@@ -380,6 +414,8 @@ def end_looks() -> None:
 class Listener(Protocol):
     """Listens for notifications in this process."""
 
+    follows: bool
+
     def positions_stored(self, streams: Sequence[str]) -> None:
         """Called when this process has stored positions of these streams. Must be quick."""
 
@@ -390,7 +426,7 @@ _listeners: dict[str, tuple[Listener, ...]] = {}
 #: The sessions with which this process looks: (alias, PID). Its listeners know already what these notify of.
 _sessions: set[tuple[str, int]] = set()
 #: Database alias -> the listeners that use the candidate. The first of them is its ear.
-_ears: dict[str, list[object]] = {}
+_ears: dict[str, list[Listener]] = {}
 _guard = threading.Lock()
 
 
@@ -403,6 +439,12 @@ def register(using: str, listener: Listener) -> None:
 def is_session(using: str, session: int) -> bool:
     """Returns true if this process looks with this session, so that its listeners know already what it notifies of."""
     return (using, session) in _sessions
+
+
+def follow(cursor: Any) -> None:
+    """Has positions stored at once as long as the session of this cursor lives."""
+    # Whoever holds the lock in another way, so that this one is refused, is taken for a follower.
+    cursor.execute("SELECT pg_try_advisory_lock_shared(%s)", [driver.followers_key(cursor)])
 
 
 def join(using: str, listener: Listener) -> None:

@@ -89,6 +89,9 @@ class NotifyListener(Generic[T]):
         """Returns the seconds after which ``parse`` is called even if nothing is received. None means never."""
         return None
 
+    def prepare(self, cursor: Any) -> None:
+        """Prepares the session of each new connection, before it listens."""
+
     def connected(self) -> None:
         """Reacts to a new connection that listens.
 
@@ -123,7 +126,7 @@ class NotifyListener(Generic[T]):
 
     def _connect(self) -> None:
         self._connection = driver.ListeningConnection(
-            self._channel, self._using, application_name=f"replsite {self._name}"
+            self._channel, self._using, application_name=f"replsite {self._name}", prepare=self.prepare
         )
         self.connected()
 

@@ -91,7 +91,7 @@ def context(tmp_path: Path) -> Path:
 def test_the_image_has_what_its_commands_need(context):
     """The commands of the build, on the files of the context; packages of others come from this environment."""
     extras = next(rest for word, rest in instructions() if word == "ARG").partition("=")[2]
-    known = set(re.findall(r"^([a-z]+) = \[", (PROJECT / "pyproject.toml").read_text(), re.M))
+    known = set(re.findall(r"^([a-z-]+) = \[", (PROJECT / "pyproject.toml").read_text(), re.M))
     assert set(extras.split(",")) <= known
     (build, _) = [rest for word, rest in instructions() if word == "RUN"]
     site = next(path for path in sys.path if path.endswith("site-packages"))

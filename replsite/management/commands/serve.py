@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
@@ -18,6 +18,9 @@ from streams.replication.errors import BadAddress, BadCertificate, BadRights, Re
 from streams.replication.transport.addresses import Address, SocketFile
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
 
 _EMBEDDED = "replsite.postgres.backend"
 
@@ -86,10 +89,18 @@ class Command(SiteCommand):
             if not MigrationRecorder(connection).has_table():
                 self.stderr.write("The embedded database is empty: making its tables.", self.style.NOTICE)
                 call_command("migrate", database=using, verbosity=0)
+            elif self._are_tables_being_made(connection):  # another site that began at the same time is not through
+                self.stderr.write("Another process is making its tables: waiting for it.", self.style.NOTICE)
+                call_command("migrate", database=using, verbosity=0)
         except DjangoError as error:
             raise CommandError(driver.explain(error), returncode=1) from error
         finally:
             connection.close()
+
+    def _are_tables_being_made(self, connection: BaseDatabaseWrapper) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT EXISTS (SELECT {driver.LOCK_HOLDERS})", [driver.migrate_key(cursor)])
+            return bool(cursor.fetchone()[0])
 
     def _stop_database(self, using: str) -> None:
         if connections[using].settings_dict["ENGINE"] == _EMBEDDED and (server := embedded_server()).started_here():

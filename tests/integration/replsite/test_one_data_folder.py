@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg2
 import pytest
 
+from streams.db import driver
 from tests.support.floods import status_of
 from tests.support.own_folder import OwnFolder, Serving
+from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, positioned
 
 pytestmark = pytest.mark.slow
@@ -44,6 +48,17 @@ def test_two_sites_that_start_at_the_same_instant_share_an_empty_folder(site):
             got = tokens(one, writer, 5)
             assert got == tokens(other, writer, 5) == sorted(set(got))
     assert [status_of(each.http, "/health/ready") for each in (first, second)] == [200, 200]
+
+
+def test_a_site_waits_for_tables_that_another_process_is_making(site, tmp_path):
+    """It found the table of migrations, and ended, as those of streams were not complete yet."""
+    site.run("migrate", "streams", "0001", "--verbosity", "0")
+    log = tmp_path / "log"
+    with closing(psycopg2.connect(site.url())) as other, other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [driver.migrate_key(cursor)])
+        process = site.start("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0", log=log)
+        wait_until(lambda: "making its tables" in log.read_text())
+    assert status_of(Serving(process).http, "/health/ready") == 200
 
 
 @pytest.mark.scenario

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from django.db import connection, transaction
 from streams import registry
 from streams.catalog.models import PushRuleChange
 from streams.db import driver
-from streams.reading import hints, looker, position_store
+from streams.models import StreamPosition
+from streams.reading import hints, looker, position_notifications, position_store
 from streams.reading.hints import hint
 from streams.reading.looker import Looker
 from streams.reading.notify import NotifyListener
@@ -33,7 +34,7 @@ class Ear(NotifyListener[tuple[int, str]]):
 
     def __init__(self, candidate: Looker) -> None:
         super().__init__(hints.CHANNEL, lambda _: None, "default", "ear")
-        self.candidate, self.payloads = candidate, list[str]()
+        self.candidate, self.payloads, self.follows = candidate, list[str](), True
 
     def parse(self, heard: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
         self.candidate.received(heard)
@@ -53,9 +54,12 @@ class Process:
             # A hint that is sent before the ear listens is lost, and the tests leave nothing else that would make it look.
             wait_until(lambda: cursor.execute("SELECT pg_notify(%s, 'anybody')", [channel]) or self.ear.payloads)
         self.ear.payloads.clear()
+        looker._ears.setdefault("default", []).append(self.ear)
         self.candidate.start()
 
     def stop(self) -> None:
+        with suppress(ValueError):
+            looker._ears["default"].remove(self.ear)
         self.ear.stop()
         self.candidate.stop()
 
@@ -580,9 +584,9 @@ def test_what_could_not_be_told_is_told_later(
 class Listener(PositionListener):
     """Keeps what it received, and the streams whose positions it was called to read."""
 
-    def __init__(self, *, hints: bool = False) -> None:
+    def __init__(self, *, hints: bool = False, follows: bool = True) -> None:
         self.payloads, self.read = list[str](), list[list[str]]()
-        super().__init__(self.read.append, name="test", hints=hints)
+        super().__init__(self.read.append, name="test", hints=hints, follows=follows)
 
     def received(self, notifications: Sequence[tuple[int, str]]) -> None:
         super().received(notifications)
@@ -642,3 +646,76 @@ def test_a_hint_wakes_who_looks_for_itself_before_anything_is_stored(
         assert own.read == [[], *([["caches", "push_rules"]] if is_asked_for else []), ["events"]]
     finally:
         own.stop()
+
+
+# --- nobody follows -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reader(hints_only: None) -> Iterator[Listener]:
+    """Looks for itself, and nobody follows positions. No look is due without a hint."""
+    made = Listener(hints=True, follows=False)
+    made.start()
+    try:
+        wait_until(lambda: (found := looker.looker_of("default")) is not None and found.is_leading)
+        yield made
+    finally:
+        made.stop()
+
+
+def stored() -> int:
+    found = StreamPosition.objects.filter(stream="caches").values_list("position", flat=True)
+    return max(found, default=0)
+
+
+def test_without_followers_a_hint_wakes_readers_and_stores_nothing_until_somebody_follows(
+    reader: Listener, session: Sessions
+):
+    for _ in range(3):
+        reader.read.clear()
+        (last,) = writing.append()
+        wait_until(lambda: ["caches"] in reader.read)
+    assert looker.looker_of("default")._unanswered
+    assert stored() < last
+    follower = session()
+    looker.follow(follower.cursor)
+    wait_until(lambda: stored() == last)
+    wait_until(lambda: not looker.looker_of("default")._unanswered)
+    (last,) = writing.append()
+    wait_until(lambda: stored() == last)
+
+
+def test_a_listener_that_follows_is_seen_by_the_leader_of_another_process(reader: Listener, session: Sessions):
+    asking = session()
+    is_followed = lambda: asking.one(looker._IS_FOLLOWED, driver.followers_key(asking.cursor))  # noqa: E731
+    assert not is_followed()
+    other = Listener()
+    other.start()
+    assert is_followed()
+    other.stop()
+    wait_until(lambda: not is_followed())
+
+
+def test_who_needs_a_position_looks_itself_where_nobody_follows(reader: Listener):
+    (last,) = writing.append()
+    wait_until(lambda: looker.looker_of("default")._unanswered)
+    assert stored() < last
+    assert looker.look_now("default", even_if_led=False)
+    assert stored() == last
+
+
+def test_hinted_streams_are_passed_on_again_while_facts_without_a_hint_may_follow(
+    reader: Listener, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hints, "HINT_GAP_SECONDS", 1_000.0)
+    monkeypatch.setattr(position_notifications, "HINT_GAP_SECONDS", 1_000.0)
+    monkeypatch.setattr(hints, "PAUSE_SECONDS", 1_000.0)
+    hints._hinted.clear()
+    writing.append()
+    writing.append()
+    wait_until(lambda: reader.read.count(["caches"]) > 5)
+    monkeypatch.setattr(position_notifications, "HINT_GAP_SECONDS", 0.0)
+    reader._hinted["caches"] = 0.0
+    wait_until(lambda: not reader._hinted)
+    assert reader.due_seconds() is None
+    hints._hinted.clear()
