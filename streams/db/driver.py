@@ -11,6 +11,7 @@ connection.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import re
@@ -405,6 +406,9 @@ def read_in_order(connection: Any) -> None:
 #: Connection -> statement -> its EXECUTE call.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
+#: Numbers of prepared statements. None is used twice: an exception that a signal handler raises just after PREPARE leaves the
+#: session with a statement that this process does not know.
+_numbers = itertools.count()
 #: Connection -> statement -> how often ``is_repeated`` was called for it. At most ``_MOST_PREPARED`` statements are counted.
 _uses: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 #: Statements of ``is_repeated`` are worth preparing from this use on, as preparing costs two round trips. Django opens a
@@ -474,7 +478,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
         return f"${names.index(name) + 1}"
 
     text = _PARAMETER.sub(numbered, statement)
-    name = f"replsite_{len(known)}"
+    name = f"replsite_{next(_numbers)}"
     # Without this the server makes a new plan for each of the first five executions of a statement.
     cursor.execute("SET plan_cache_mode = force_generic_plan")
     cursor.execute(f"PREPARE {name} AS {text}")

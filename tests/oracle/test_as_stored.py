@@ -23,7 +23,8 @@ from tests.support.room_results import RoomResult, room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-ROOMS = [pytest.param(room, marks=pytest.mark.scenario) if room == "large_v10" else room for room in ROOM_NAMES]
+LARGE = [pytest.mark.scenario, pytest.mark.timeout(1_800)]
+ROOMS = [pytest.param(room, marks=LARGE) if room == "large_v10" else room for room in ROOM_NAMES]
 COLUMNS = "event_id", "outlier", "rejected_reason", "soft_failed", "redacted_by", "state_unresolved"
 
 

@@ -16,7 +16,9 @@ from tests.pipeline.loads import run_load
 from tests.support.emptying import empty_tables
 from tests.support.waiting import DEADLINE_SECONDS
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario]
+pytestmark = [
+    pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario, pytest.mark.timeout(1_800),
+]  # fmt: skip
 
 KILLS = 20
 KILLED = """

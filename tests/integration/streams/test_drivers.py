@@ -117,6 +117,34 @@ def test_appends_go_on_after_somebody_threw_prepared_statements_away(append_one,
 
 
 @pytest.mark.django_db
+class InterruptedOnce:
+    """A cursor during whose first PREPARE a signal arrives, which raises in Python after the server is through."""
+
+    def __init__(self, cursor):
+        self.cursor, self.connection, self.rings = cursor, cursor.connection, True
+
+    def execute(self, text, values=None):
+        self.cursor.execute(text, values)
+        if self.rings and text.startswith("PREPARE"):
+            self.rings = False
+            raise KeyboardInterrupt
+
+    def fetchone(self):
+        return self.cursor.fetchone()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_statement_whose_preparation_was_interrupted_can_be_executed():
+    """Its number was given to the next one, and each statement that was new to the session failed from then on."""
+    with closing(driver.direct_connection(application_name="test")) as direct, direct.cursor() as cursor:
+        interrupted = InterruptedOnce(cursor)
+        with pytest.raises(KeyboardInterrupt):
+            driver.execute_prepared(interrupted, "SELECT %(n)s::int", {"n": 1})
+        for number in (1, 2):
+            driver.execute_prepared(interrupted, f"SELECT %(n)s::int * {number}", {"n": 1})
+            assert interrupted.fetchone() == (number,)
+
+
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_value_comes_back_as_it_went(kind, prepared):
