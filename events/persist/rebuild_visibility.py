@@ -17,7 +17,6 @@ from events.format.parsing import ParsedEvent, Verdict, event_of_columns
 from events.history.chunked_walk import EventsInMemory
 from events.history.rows import RoomHistory
 from events.models import Room
-from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates
 from events.rows import write
 from events.stored_states import parsed_events
@@ -116,6 +115,7 @@ class _StoredStates(RoomStates):
         if group is None or event.outlier:
             return
         self.after[event.event_id] = self._numbers[group]
-        before = self._below[group] if event.is_state and is_accepted(event) else group
+        # The state after a soft-failed event has its change, too.
+        before = self._below[group] if event.is_state and event.rejected_reason is None else group
         if before is not None:
             self.before[event.event_id] = self._numbers[before]

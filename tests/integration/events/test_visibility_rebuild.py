@@ -9,7 +9,7 @@ from events.persist.rebuild_visibility import rebuild_visibility, recomputed_ran
 from tests.oracle.answers import parsed
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
-from tests.support.made_rooms import MadeRoom
+from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.ranges import stored_ranges
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
@@ -40,6 +40,20 @@ def test_ranges_of_generated_rooms_come_out_the_same(made):
         before = stored_ranges(made.room_id)
         assert recomputed_ranges(made.room_id) == before
         transaction.set_rollback(True)
+
+
+def test_a_membership_ends_above_a_soft_failed_one_that_came_by_backfill():
+    """What this one changed was missing in the state after it, so the event above it did not reach the room's last one."""
+    made = MadeRoom()
+    joined = made.member(BOB, "join")
+    old = made.member(BOB, "join", [joined], soft_failed=True, stream_ordering=-1)
+    made.message([old])
+    made.member(BOB, "leave", sender=ALICE)
+    made.events = [old, *(event for event in made.events if event is not old)]
+    store_room(made.events)
+    before = stored_ranges(made.room_id)
+    assert any(row.user_id == BOB and row.kind == "cut" for row in before)
+    assert recomputed_ranges(made.room_id) == before
 
 
 def test_ranges_that_were_lost_are_written_again():
