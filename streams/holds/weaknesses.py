@@ -215,16 +215,18 @@ UNION ALL SELECT DISTINCT CASE WHEN to_regclass(a.part[2]) IS NULL THEN 'renamed
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
  WHERE a.part[1] = w.number::text AND to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
 UNION ALL SELECT CASE WHEN f.oid IS NULL THEN 'no default' ELSE 'default' END, w.stream, w.sequence::text, w.t::regclass::text,
-       coalesce(d.refobjid::regclass::text, pg_get_expr(f.adbin, f.adrelid), c.attname)
+       coalesce(CASE WHEN d.refobjid <> w.sequence THEN d.refobjid::regclass::text END, e.text, c.attname)
   FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_guard_[0-9]+$'
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
   JOIN pg_attribute c ON c.attrelid = w.t AND c.attname = a.part[4] AND c.attidentity = ''
   LEFT JOIN pg_attrdef f ON f.adrelid = c.attrelid AND f.adnum = c.attnum
   LEFT JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_class'::regclass
        AND d.refobjid IN (SELECT s.seqrelid FROM pg_sequence s)
+  LEFT JOIN LATERAL (SELECT pg_get_expr(f.adbin, f.adrelid) AS text) AS e ON true
  WHERE NOT (a.part[3] = '-1' AND coalesce(a.part[6], '') = 'shared')  -- the other stream of the table has the default
    AND CASE WHEN f.oid IS NULL THEN NOT (SELECT t.relispartition FROM pg_class t WHERE t.oid = w.t)
-            ELSE d.refobjid IS DISTINCT FROM w.sequence END
+            ELSE d.refobjid IS DISTINCT FROM w.sequence OR e.text !~ CASE WHEN a.part[3] = '-1'
+                 THEN '^\\(- nextval\\(''.+''::regclass\\)\\)$' ELSE '^nextval\\(''.+''::regclass\\)$' END END
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT 'unlogged table', h.stream, h.sequence::text, tree.t::regclass::text, ''
