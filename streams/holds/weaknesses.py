@@ -15,7 +15,7 @@ from typing import Any
 from streams.core import lookup
 from streams.holds.installed_sql import bodies
 
-__all__ = ["Weakness", "imitation", "losing", "probe", "weaknesses"]
+__all__ = ["SET_BACK", "Weakness", "imitation", "losing", "probe", "weaknesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class Weakness:
 
 
 _INSTALL = "Run again, with the same options: SELECT streams_hold_table('{object}', '{stream}', '{sequence}')"
+#: Status word of the record that a looker has moved a sequence forward which somebody had set back.
+SET_BACK = "sequence set back"
+_APPEND_AGAIN = "Append those facts again. check_streams --repair takes this off the list"
 #: Kind of a row of ``_FIND`` -> what is wrong, how to repair it, and whether facts can be lost.
 _TEXTS: dict[str, tuple[str, str, bool]] = {
     "gone": ("its sequence is gone, but table {object} still holds it", _INSTALL, False),
@@ -268,7 +271,14 @@ ORDER BY 2, 1, 4, 5
 """
 _SERVER = """
 SELECT version(), coalesce((SELECT string_agg(extname, ' ') FROM pg_extension), ''),
-       has_table_privilege(to_regclass('streams_held'), 'SELECT')
+       has_table_privilege(to_regclass('streams_held'), 'SELECT'),
+       has_table_privilege(to_regclass('streams_statuschange'), 'SELECT')
+"""
+#: Sequences that a looker has moved forward (``streams.reading.position_store``). Each stays here until its record is deleted.
+_SET_BACK = f"""
+SELECT stream, to_char(at AT TIME ZONE 'UTC', '"at "YYYY-MM-DD HH24:MI:SS" UTC "') || sentence, severity > 2,
+       'DELETE FROM streams_statuschange WHERE id = ' || c.id
+  FROM streams_statuschange c JOIN streams_held USING (stream) WHERE word = '{SET_BACK}' ORDER BY c.id
 """
 #: What the text of ``version()``, or the name of an extension, has in databases that are no single PostgreSQL server with the
 #: locks and sequences of PostgreSQL.
@@ -291,7 +301,7 @@ def imitation(version: str, extensions: str = "") -> str:
 def weaknesses(cursor: Any) -> list[Weakness]:
     """Returns what weakens the holds of this database. Empty if nothing does, nothing is installed, or this role may not look."""
     cursor.execute(_SERVER)
-    version, extensions, may_read = cursor.fetchone()
+    version, extensions, may_read, has_history = cursor.fetchone()
     found = []
     if product := imitation(version, extensions):
         problem = f"the database is {product}: its locks and sequences are not those of one PostgreSQL server"
@@ -307,6 +317,10 @@ def weaknesses(cursor: Any) -> list[Weakness]:
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
         table = name if fix is _INSTALL or kind == "not always" else ""
         found.append(Weakness(stream, problem.format(**values), fix.format(**values), loses, kind, table))
+    if has_history:
+        cursor.execute(_SET_BACK)
+        for stream, problem, loses, statement in cursor.fetchall():
+            found.append(Weakness(stream, problem, _APPEND_AGAIN, loses, SET_BACK, statement=statement))
     return found
 
 
