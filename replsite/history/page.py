@@ -165,7 +165,7 @@ class _Asked:
 def _change(change: StatusChange) -> dict[str, Any]:
     return {
         "at": change.at,
-        "who": safe_text(change.writer or change.reader or "the site"),
+        "who": safe_text(change.writer or change.reader or change.stream or "the site"),
         "kind": "writer" if change.writer else "reader" if change.reader else "",
         "stream": change.stream,
         "was": change.was or "fine, or not there",

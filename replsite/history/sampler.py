@@ -46,7 +46,7 @@ WHERE step_seconds = span.step AND at < %(at)s::timestamptz - span.kept * interv
 """
 _LAST_WORDS = """
 SELECT DISTINCT ON (stream, writer, reader) stream, writer, reader, word, severity FROM streams_statuschange
-WHERE stream <> '' ORDER BY stream, writer, reader, id DESC
+WHERE writer <> '' OR reader <> '' ORDER BY stream, writer, reader, id DESC
 """
 _ADD_CHANGES = """
 INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)

@@ -65,7 +65,8 @@ WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' OR kind = 'spark' THEN true
            WHEN closed_at IS NOT NULL THEN {silent_seconds_sql("closed_at")} < {CLOSED_MEMORY_SECONDS}
            WHEN kind = 'connection' THEN {silent_seconds_sql("heartbeat_at")} < {CLOSED_MEMORY_SECONDS}
            ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
-ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', kind = 'connection', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
+ORDER BY error = '', kind <> 'spark', left(key, {len(NAMED)}) <> '{NAMED}', kind = 'connection', closed_at IS NOT NULL,
+         kind, name, key LIMIT {MOST_READERS}
 """
 #: Index in a row of the hash of the reader's positions.
 _POSITIONS_HASH = 8
@@ -90,7 +91,7 @@ LEFT JOIN LATERAL (
         ORDER BY p.token DESC LIMIT {MOST_PARKED}) AS newest
     ORDER BY attempts = 0, token DESC LIMIT 1
 ) AS last ON true
-ORDER BY c.error = '', c.reader, c.stream LIMIT {MOST_READERS}
+ORDER BY c.error = '', parked.facts = 0, c.seen_at, c.reader, c.stream LIMIT {MOST_READERS}
 """
 KnownPositions = dict[int, Mapping[str, Mapping[str, int]]]
 """Positions of readers, ``{stream: {writer: position}}``, by the database's hash of them."""
@@ -275,9 +276,11 @@ class ReaderRow:
 def read_readers(
     cursor: Any, known: KnownPositions, writers: Mapping[str, Sequence[str]], as_of: datetime, lost_after_seconds: float
 ) -> list[ReaderRow]:
-    """Returns readers: the named ones first, then those without a connection here, then connections, each open ones first.
+    """Returns readers, at most ``MOST_READERS`` with a row, and those of as many cursors.
 
-    Named ones that have only cursors come last. Clients make as many connections as they like, so these come behind others.
+    Those with an error come first, then Spark queries, named ones, others without a connection here, and connections, each open
+    ones first. Clients make as many connections as they like, so these come behind others. Of the named ones that have only
+    cursors, which are the last, those with an error or dead letters come first, and then those that nobody runs.
 
     Readers that are not named are left out if their last heartbeat is old or they closed long ago. Spark queries are not,
     because their rows hold trimming back. A named reader whose process was silent for longer than ``lost_after_seconds``

@@ -17,17 +17,21 @@ from streams.runtime.silence import silent_seconds_sql
 MOST_WRITERS = 1_000
 
 _WRITERS = f"""
-SELECT s.name, s.server_name, s.address, s.command, s.host, s.process_id, s.heartbeat_at, s.ended_at, p.stream, p.instance_name,
-    p.position, p.last_fact_position, p.last_fact_at, p.last_advance_at, p.rows_recorded, p.ranges_missed
-FROM streams_recordedposition p JOIN streams_recordedserver s ON s.id = p.server_id
-WHERE p.is_current AND (s.ended_at IS NULL OR {silent_seconds_sql("s.ended_at")} < 86400)
+SELECT s.name, s.server_name, s.address, s.command, s.host, s.process_id, s.heartbeat_at, s.ended_at, coalesce(p.stream, ''),
+    coalesce(p.instance_name, 'recorder'), coalesce(p.position, 0), p.last_fact_position, p.last_fact_at,
+    coalesce(p.last_advance_at, s.started_at), coalesce(p.rows_recorded, 0), coalesce(p.ranges_missed, 0)
+FROM streams_recordedserver s LEFT JOIN streams_recordedposition p ON p.server_id = s.id AND p.is_current
+WHERE s.ended_at IS NULL OR {silent_seconds_sql("s.ended_at")} < 86400
 ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A writer of a foreign server, with the name of the record that holds the server's facts."""
+    """A writer of a foreign server, with the name of the record that holds the server's facts.
+
+    A record that has no writer yet, as its recorder has just begun or was killed early, has one row without a stream.
+    """
 
     record: str
     server_name: str
@@ -49,7 +53,7 @@ class RecordedRow:
 
     @property
     def stream_name(self) -> str:
-        return f"{self.record}/{self.stream}"
+        return f"{self.record}/{self.stream}" if self.stream else self.record
 
 
 def read_recorded(cursor: Any) -> list[RecordedRow]:

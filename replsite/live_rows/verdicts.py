@@ -136,7 +136,8 @@ def recording_verdict(row: RecordedRow, limits: Limits, as_of: datetime) -> Verd
             text += f" If it is not wanted any more: manage.py streams forget {quote(row.record)}."
         return Verdict(WriterWord.RECORDING_STOPPED, severity, text, command)
     severity = Severity.NOTE if row.ranges_missed else Severity.FINE
-    return Verdict(WriterWord.RECORDED, severity, f"A writer of {row.server_name}, recorded by {recorder}.{missed}")
+    subject = "A writer" if row.stream else "Nothing yet"
+    return Verdict(WriterWord.RECORDED, severity, f"{subject} of {row.server_name}, recorded by {recorder}.{missed}")
 
 
 def expected_verdict(row: ExpectedRow, as_of: datetime) -> Verdict:

@@ -202,6 +202,8 @@ def linear_positions(scrape: Scrape) -> Iterator[Row]:
     found: dict[tuple[str, str], int] = {}
     for stream in scrape.streams:
         name = stream.name.partition("/")[2] if stream.recorded_from else stream.name
+        if not name:  # nothing was recorded yet
+            continue
         found.setdefault((name, stream.recorded_from or scrape.server_name), stream.linear_position)
     return ((position, *at) for at, position in found.items())
 

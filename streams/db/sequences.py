@@ -34,17 +34,17 @@ END $jump$
 """
 
 
-def move_forward(cursor: Any, sequence: str, value: int) -> None:
+def move_forward(cursor: Any, sequence: str, value: int, *, lock_seconds: float = LOCK_SECONDS) -> None:
     """Moves the sequence forward, so that its next ID is larger than ``value``. Never lowers the sequence.
 
     If other sessions take IDs at the same time, the sequence may end up further than ``value``. If the distance is more
     than ``STEPS_LIMIT``, the function waits for open transactions that took IDs. Raises ``SequenceBusy`` if these
-    transactions do not end within ``LOCK_SECONDS``. A role that does not own the sequence waits for nobody, but needs a
+    transactions do not end within ``lock_seconds``. A role that does not own the sequence waits for nobody, but needs a
     second for some million IDs.
     """
     steps = value - last_values(cursor, [sequence])[sequence]
     if steps > STEPS_LIMIT and _is_owned(cursor, sequence):
-        hold = _HOLD.format(sequence=sequence, seconds=LOCK_SECONDS)
+        hold = _HOLD.format(sequence=sequence, seconds=lock_seconds)
         with _named(sequence, f"be moved to {value}"):
             cursor.execute(_JUMP.format(hold=hold, sequence=sequence, value=int(value)))
         return

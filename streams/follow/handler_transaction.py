@@ -113,6 +113,8 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
         handler.call(chunk)
     finally:
         connection.execute_wrappers[:] = wrappers  # without what the handler has left there
+        if connections[handler.effects_database] is not connection:
+            connection.close()  # the handler has deleted it, so nobody else would end its transaction
     check_not_ended()
     if status() not in (driver.IDLE, *driver.OPEN) or transaction.get_rollback(handler.effects_database):
         raise transaction.TransactionManagementError(

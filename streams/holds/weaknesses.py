@@ -15,7 +15,7 @@ from typing import Any
 from streams.core import lookup
 from streams.holds.installed_sql import bodies
 
-__all__ = ["Weakness", "imitation", "losing", "probe", "weaknesses"]
+__all__ = ["SET_BACK", "Weakness", "imitation", "losing", "probe", "weaknesses"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class Weakness:
 
 
 _INSTALL = "Run again, with the same options: SELECT streams_hold_table('{object}', '{stream}', '{sequence}')"
+#: Status word of the record that a looker has moved a sequence forward which somebody had set back.
+SET_BACK = "sequence set back"
+_APPEND_AGAIN = "Append those facts again. check_streams --repair takes this off the list"
 #: Kind of a row of ``_FIND`` -> what is wrong, how to repair it, and whether facts can be lost.
 _TEXTS: dict[str, tuple[str, str, bool]] = {
     "gone": ("its sequence is gone, but table {object} still holds it", _INSTALL, False),
@@ -215,16 +218,18 @@ UNION ALL SELECT DISTINCT CASE WHEN to_regclass(a.part[2]) IS NULL THEN 'renamed
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
  WHERE a.part[1] = w.number::text AND to_regclass(a.part[2]) IS DISTINCT FROM w.sequence
 UNION ALL SELECT CASE WHEN f.oid IS NULL THEN 'no default' ELSE 'default' END, w.stream, w.sequence::text, w.t::regclass::text,
-       coalesce(d.refobjid::regclass::text, pg_get_expr(f.adbin, f.adrelid), c.attname)
+       coalesce(CASE WHEN d.refobjid <> w.sequence THEN d.refobjid::regclass::text END, e.text, c.attname)
   FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_guard_[0-9]+$'
  CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
   JOIN pg_attribute c ON c.attrelid = w.t AND c.attname = a.part[4] AND c.attidentity = ''
   LEFT JOIN pg_attrdef f ON f.adrelid = c.attrelid AND f.adnum = c.attnum
   LEFT JOIN pg_depend d ON d.classid = 'pg_attrdef'::regclass AND d.objid = f.oid AND d.refclassid = 'pg_class'::regclass
        AND d.refobjid IN (SELECT s.seqrelid FROM pg_sequence s)
+  LEFT JOIN LATERAL (SELECT pg_get_expr(f.adbin, f.adrelid) AS text) AS e ON true
  WHERE NOT (a.part[3] = '-1' AND coalesce(a.part[6], '') = 'shared')  -- the other stream of the table has the default
    AND CASE WHEN f.oid IS NULL THEN NOT (SELECT t.relispartition FROM pg_class t WHERE t.oid = w.t)
-            ELSE d.refobjid IS DISTINCT FROM w.sequence END
+            ELSE d.refobjid IS DISTINCT FROM w.sequence OR e.text !~ CASE WHEN a.part[3] = '-1'
+                 THEN '^\\(- nextval\\(''.+''::regclass\\)\\)$' ELSE '^nextval\\(''.+''::regclass\\)$' END END
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT 'unlogged table', h.stream, h.sequence::text, tree.t::regclass::text, ''
@@ -266,7 +271,14 @@ ORDER BY 2, 1, 4, 5
 """
 _SERVER = """
 SELECT version(), coalesce((SELECT string_agg(extname, ' ') FROM pg_extension), ''),
-       has_table_privilege(to_regclass('streams_held'), 'SELECT')
+       has_table_privilege(to_regclass('streams_held'), 'SELECT'),
+       has_table_privilege(to_regclass('streams_statuschange'), 'SELECT')
+"""
+#: Sequences that a looker has moved forward (``streams.reading.position_store``). Each stays here until its record is deleted.
+_SET_BACK = f"""
+SELECT stream, to_char(at AT TIME ZONE 'UTC', '"at "YYYY-MM-DD HH24:MI:SS" UTC "') || sentence, severity > 2,
+       'DELETE FROM streams_statuschange WHERE id = ' || c.id
+  FROM streams_statuschange c JOIN streams_held USING (stream) WHERE word = '{SET_BACK}' ORDER BY c.id
 """
 #: What the text of ``version()``, or the name of an extension, has in databases that are no single PostgreSQL server with the
 #: locks and sequences of PostgreSQL.
@@ -289,7 +301,7 @@ def imitation(version: str, extensions: str = "") -> str:
 def weaknesses(cursor: Any) -> list[Weakness]:
     """Returns what weakens the holds of this database. Empty if nothing does, nothing is installed, or this role may not look."""
     cursor.execute(_SERVER)
-    version, extensions, may_read = cursor.fetchone()
+    version, extensions, may_read, has_history = cursor.fetchone()
     found = []
     if product := imitation(version, extensions):
         problem = f"the database is {product}: its locks and sequences are not those of one PostgreSQL server"
@@ -305,6 +317,10 @@ def weaknesses(cursor: Any) -> list[Weakness]:
         values = {"stream": stream, "sequence": sequence, "object": name, "detail": detail}
         table = name if fix is _INSTALL or kind == "not always" else ""
         found.append(Weakness(stream, problem.format(**values), fix.format(**values), loses, kind, table))
+    if has_history:
+        cursor.execute(_SET_BACK)
+        for stream, problem, loses, statement in cursor.fetchall():
+            found.append(Weakness(stream, problem, _APPEND_AGAIN, loses, SET_BACK, statement=statement))
     return found
 
 

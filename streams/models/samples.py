@@ -42,7 +42,8 @@ class Sample(models.Model):
 class StatusChange(models.Model):
     """A change of the status of a writer, or of a reader of a stream, for better or worse.
 
-    A row without stream, writer and reader is about the whole site: an outage of the database, a new program version.
+    A row without stream, writer and reader is about the whole site: an outage of the database, a new program version. A row with
+    a stream only says that a looker moved its sequence forward, which somebody had set back.
     """
 
     at = models.DateTimeField(db_index=True)

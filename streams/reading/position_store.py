@@ -19,8 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streams.core.positions import RETIRED
+from streams.core.sequences import last_values
 from streams.db import driver
+from streams.db.sequences import move_forward
+from streams.errors import SequenceBusy
 from streams.holds.look import Seen, look
+from streams.holds.weaknesses import SET_BACK
+from streams.runtime.amounts import counted
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["LOCK_SECONDS", "SESSION", "STANDS_STILL_SECONDS", "PositionStore", "Unconfirmed"]
@@ -46,7 +51,7 @@ SELECT set_config('lock_timeout', '{int(LOCK_SECONDS * 1000)}', false),
 """
 #: Tables of the held streams, from the arguments of their guards. A partition is read through its parent.
 _TABLES = """
-SELECT h.stream, h.sequence::oid, h.backward, g.tgrelid::regclass::text, quote_ident(a.part[4]), quote_ident(a.part[5])
+SELECT h.stream, h.sequence::text, h.backward, g.tgrelid::regclass::text, quote_ident(a.part[4]), quote_ident(a.part[5])
   FROM streams_held h
   JOIN pg_trigger g ON g.tgname = 'streams_guard_' || h.number
   JOIN pg_class c ON c.oid = g.tgrelid AND NOT c.relispartition
@@ -80,6 +85,8 @@ _END = "SELECT {sign}f.{id} FROM {table} AS f WHERE {bounds} ORDER BY {sign}f.{i
 #: where another stream takes IDs from the same sequence, as its facts move the position of this one.
 RETIRED_AFTER = "1 hour"
 RETIRE_EVERY_SECONDS = 60.0
+#: Facts that readers have passed are counted up to this number.
+MOST_PASSED = 10_000
 _MAY_RETIRE = f"""
 SELECT FROM streams_streamposition
  WHERE state = 'active' AND last_fact_at < clock_timestamp() - interval '{RETIRED_AFTER}' LIMIT 1
@@ -137,6 +144,20 @@ ON CONFLICT (stream, instance_name) DO UPDATE SET
 RETURNING p.stream
 """
 
+
+#: How many facts at or below a position were inserted after it was stored: no reader gets them. All facts that it covers had
+#: their transaction's number before the transaction that stored it. Not counted are those of transactions that had written
+#: before, and of those that are still open.
+_PASSED = f"""
+SELECT count(*) FROM (SELECT f.xmin AS born FROM {{table}} AS f WHERE {{bounds}} ORDER BY {{sign}}f.{{id}} DESC
+                       LIMIT {MOST_PASSED}) AS f
+ WHERE age(f.born) < (SELECT min(age(p.xmin)) FROM streams_streamposition AS p
+                       WHERE p.stream = %(stream)s AND abs(p.position) = %(position)s)
+"""
+_RECORD = """
+INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severity, sentence)
+VALUES (clock_timestamp(), %s, '', '', '', %s, %s, %s)
+"""
 
 _UNREADABLE = (
     "run manage.py check_streams; the looker's role must be able to read the stream's tables, their owner its sequence"
@@ -203,7 +224,9 @@ class PositionStore:
         """The rows of streams as they were read last, and raised since. Not of a stream that another session may have changed."""
         self._marks: dict[str, str] = {}
         self._signs: dict[str, int] = {}
-        self._sequences: dict[str, int] = {}
+        self._sequences: dict[str, str] = {}
+        self._given: dict[str, int] = {}
+        """The most that this session saw given out. A sequence below it was set back."""
         self._stored: dict[str, Seen] = {}
         """What the rows of a stream show in full, so that there is nothing to do as long as a look sees the same."""
         self._others: dict[str, int] = {}
@@ -272,6 +295,7 @@ class PositionStore:
         for stream, writer, position, *_ in rises.raised:
             if stream in self._rows:
                 self._rows[stream][writer] = replace(self._rows[stream][writer], position=abs(position))
+        self._keep_forward(cursor, now, {stream: seen[stream].given for stream in moved})
         for stream, *_ in rises.entered:
             self._rows.pop(stream, None)
         self._unconfirmed = False
@@ -454,6 +478,45 @@ class PositionStore:
             self._sequences[stream] = sequence
             self._tables.setdefault(stream, []).append(_Table(*table))
             self._signs[stream] = -1 if backward else 1
+
+    # --- a sequence that was set back -----------------------------------------------------------------------------
+
+    def _keep_forward(self, cursor: Any, now: float, given: Mapping[str, int]) -> None:
+        """Moves sequences forward again that somebody has set back below stored positions, so that no more facts get lost.
+
+        Only where this session saw these positions given out. Otherwise it may be a position that is wrong.
+        """
+        back = {stream: known for stream, at in given.items() if at < (known := self._given.get(stream, 0))}
+        self._given |= {**given, **back}
+        for stream, known in back.items():
+            highest = max((row.position for row in self._rows.get(stream, {}).values()), default=0)
+            if not given[stream] < highest <= known:
+                continue
+            sequence = self._sequences[stream]
+            self._stored.pop(stream, None)
+            try:
+                if (
+                    at := last_values(cursor, [sequence])[sequence]
+                ) < highest:  # nobody else has moved it since the look
+                    move_forward(cursor, sequence, highest, lock_seconds=LOCK_SECONDS)
+                    self._record_set_back(cursor, stream, at, highest)
+            except driver.DatabaseError as error:
+                self._block(stream, now, error)
+            except SequenceBusy as error:
+                self._block(stream, now, error.__cause__ or error)
+
+    def _record_set_back(self, cursor: Any, stream: str, given: int, highest: int) -> None:
+        passed = 0
+        for table in self._tables[stream]:
+            values = {"low": 0, "upto": given, "stream": stream, "position": highest}
+            cursor.execute(self._about(stream, table, _PASSED), values)
+            passed = max(passed, *cursor.fetchone())
+        log.error("stream.sequence_set_back", stream=stream, was=given, to=highest, facts_passed=passed)
+        sentence = (
+            f"its sequence was set back from {highest}, and moved there again when it was at {given}; "
+            f"{counted(passed, 'fact')} got IDs that readers have passed"
+        )
+        cursor.execute(_RECORD, [stream, SET_BACK, 3 if passed else 2, sentence])
 
     # --- write ----------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ INSERT INTO streams_recordedserver (name, server_name, address, command, host, p
 VALUES (%(name)s, %(server_name)s, %(address)s, %(command)s, %(host)s, %(process_id)s)
 ON CONFLICT (name) DO UPDATE SET address = excluded.address, command = excluded.command, host = excluded.host,
     process_id = excluded.process_id, started_at = clock_timestamp(), heartbeat_at = clock_timestamp(), ended_at = NULL
-RETURNING id, server_name
+RETURNING id
 """
 _POSITIONS = """
 SELECT stream, instance_name, life, position FROM streams_recordedposition
@@ -170,12 +170,13 @@ class Recorder:
                     f"that, or take another name."
                 )
             about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
-            cursor.execute(_SERVER, about)
-            self._server, server_name = cursor.fetchone()
-            if server_name != self._about["server_name"]:
+            cursor.execute("SELECT server_name FROM streams_recordedserver WHERE name = %s", [name])
+            if (row := cursor.fetchone()) is not None and row[0] != self._about["server_name"]:
                 raise RecorderBusy(
-                    f"{name!r} is the record of {server_name!r}, not of {self._about['server_name']!r}: take another name."
+                    f"{name!r} is the record of {row[0]!r}, not of {self._about['server_name']!r}: take another name."
                 )
+            cursor.execute(_SERVER, about)
+            (self._server,) = cursor.fetchone()
             cursor.execute(_POSITIONS, {"server": self._server})
             self._lives = {(stream, writer): _Life(life, at) for stream, writer, life, at in cursor.fetchall()}
         known: dict[str, dict[str, int]] = {}

@@ -12,13 +12,14 @@ from django.utils import timezone
 from replsite.dashboard.fragments import _RIGHTS
 from replsite.dashboard.page import live_page_data
 from replsite.dashboard.shared_answers import SharedAnswers
-from replsite.live_rows import reading
+from replsite.live_rows import readers, reading
 from replsite.live_rows.reading import read_snapshot
 from replsite.live_rows.shared import SharedSnapshot
 from replsite.metrics.cluster import SnapshotCollector
 from replsite.metrics.exposition import as_text
 from replsite.metrics.synapse import SynapseNames
-from streams.models import Reader
+from streams.models import ParkedFact, Reader, StoredCursor
+from streams.reading.reader_table import NAMED
 from tests.support.large_site import READERS, Site, move
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +63,22 @@ def test_a_large_site_is_shown_and_scraped_in_few_bytes(crowd, site, record_prop
     page = as_text(SynapseNames(SnapshotCollector(lambda: snapshot)).collect())
     record_property("scrape_bytes", len(page))
     assert len(page) < MOST_SCRAPE_BYTES[site]
+
+
+def test_many_named_readers_hide_none_that_wants_a_look(monkeypatch):
+    for name in ("_READERS", "_CURSORS"):
+        few = getattr(readers, name).replace(f"LIMIT {readers.MOST_READERS}", "LIMIT 10")
+        monkeypatch.setattr(readers, name, few)
+    names, now = [f"a{n}" for n in range(20)], timezone.now()
+    Reader.objects.bulk_create(Reader(key=f"{NAMED}{name}", name=name, kind="follower") for name in names)
+    Reader.objects.create(key=f"{NAMED}z failed", name="z failed", kind="follower", error="ValueError")
+    Reader.objects.create(key="z spark", name="z spark", kind="spark")
+    StoredCursor.objects.bulk_create(StoredCursor(reader=name, stream="caches", base=1, seen_at=now) for name in names)
+    for name, seen_at in (("z parked", now), ("z gone", now - timedelta(days=3))):
+        StoredCursor.objects.create(reader=name, stream="caches", base=1, seen_at=seen_at)
+    ParkedFact.objects.create(reader="z parked", stream="caches", token=2, rows=[], attempts=1)
+    shown = {reader.name for reader in read_snapshot().readers}
+    assert {"z failed", "z spark", "z parked", "z gone"} <= shown and len(shown) < len(names)
 
 
 @pytest.mark.parametrize("site", [USUAL], ids=["usual"], indirect=True)

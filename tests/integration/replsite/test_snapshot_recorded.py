@@ -63,6 +63,19 @@ def test_what_was_missed_is_shown(record):
     assert "1 range of facts missed" in stream.writers[0].status.sentence
 
 
+def test_a_recorder_that_was_killed_before_its_first_position_wants_a_look():
+    recorder = Recorder("other", "foreign.example", "tcp://there:1", "default")
+    recorder.open()
+    stream = read_snapshot().stream("other")
+    assert (stream.status.word, stream.status.severity) == ("recorded", Severity.FINE)
+    recorder.close(in_order=False)
+    RecordedServer.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=5))
+    snapshot = read_snapshot()
+    assert snapshot.stream("other").status.word == "recording stopped"
+    assert [problem.subject for problem in snapshot.health.problems] == ["Writer recorder of other"]
+    assert "foreign.example" not in Client().get("/metrics").content.decode()
+
+
 @pytest.mark.parametrize("sign", ["-", "+"], ids=["long ago", "ahead, since the clock was set back"])
 def test_a_recorder_that_went_silent_wants_a_look(record, sign):
     def heard(apart: str) -> None:

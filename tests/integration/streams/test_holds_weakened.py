@@ -62,6 +62,8 @@ WEAKENED = {
     "CREATE FUNCTION held_id() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT 7::bigint'; "
     "ALTER TABLE held_order ALTER stream_id SET DEFAULT held_id()": "takes IDs from held_id(), and not from orders_stream_seq",
     "ALTER TABLE held_order ALTER stream_id SET DEFAULT 7": "takes IDs from 7, and not from orders_stream_seq",
+    "ALTER TABLE held_order ALTER stream_id SET DEFAULT nextval('orders_stream_seq') * 2": "IDs from (nextval('orders_stream_",
+    "ALTER TABLE held_order ALTER stream_id SET DEFAULT - nextval('orders_stream_seq')": "takes IDs from (- nextval(",
     "ALTER TABLE held_order ALTER stream_id DROP DEFAULT": "has no default",
     "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}; readers may have",
     "CREATE TABLE held_child (LIKE held_order INCLUDING ALL)": "held_child takes IDs from orders_stream_seq, but",

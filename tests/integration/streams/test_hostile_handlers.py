@@ -57,6 +57,10 @@ def close():
     connection.close()
 
 
+def delete():
+    del connections["default"]
+
+
 def of_driver(name):
     getattr(connection.connection, name)()
 
@@ -77,6 +81,7 @@ FAILS = {
     "nul": (lambda: throw(ValueError("\0\ud800\x1b" * 1000)), "ValueError"),
     "closed": (close, "closing its connection"),
     "closed below": (lambda: of_driver("close"), "closing its connection"),
+    "deleted": (delete, "closing its connection"),
     "killed": (lambda: execute("SELECT pg_terminate_backend(pg_backend_pid())"), ""),
     "search path": (lambda: execute("SET search_path = pg_catalog"), "streams_storedcursor"),
     "role": (lambda: execute("SET ROLE pg_monitor"), "permission denied"),

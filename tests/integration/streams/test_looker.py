@@ -142,6 +142,19 @@ def test_facts_without_a_hint_are_found_by_the_slow_look(writer: Session, proces
     wait_until(lambda: "orders" in one.ear.payloads)
 
 
+def test_a_sequence_that_was_set_back_is_moved_forward_although_nobody_hints(
+    writer: Session, process: Callable[[], Process]
+):
+    one = process()
+    wait_until(lambda: one.is_leading)
+    writer("SELECT nextval('orders_stream_seq') FROM generate_series(1, 1000)")
+    last = writer.append("a")[0]
+    wait_until(lambda: position() == last)
+    writer("SELECT setval('orders_stream_seq', 5)")
+    wait_until(lambda: writer("SELECT last_value >= %s FROM orders_stream_seq", last)[0][0])
+    assert writer.append("b") == [last + 1]
+
+
 def test_what_is_committed_soon_after_a_hint_needs_none(
     hints_only: None, writer: Session, process: Callable[[], Process], monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,6 +13,7 @@ import pytest
 from streams.core.positions import linear_position
 from streams.db import driver
 from streams.holds.installed_sql import class_of
+from streams.holds.weaknesses import SET_BACK, Weakness, weaknesses
 from streams.reading import position_store
 from streams.reading.position_store import SESSION, PositionStore, Unconfirmed
 from streams.reading.rows import StoredPosition, stored_positions
@@ -344,6 +345,69 @@ def test_positions_never_go_back(session: Sessions, storing: Storing, writer: Se
     writer.append("d")
     storing()
     assert storing.positions() == {"master": 5}
+
+
+def set_back(session: Session) -> list[Weakness]:
+    return [found for found in weaknesses(session.cursor) if found.kind == SET_BACK]
+
+
+def test_a_sequence_that_was_set_back_is_moved_forward_again(storing: Storing, writer: Session):
+    """Otherwise all facts are lost that get IDs in the gap below the position, which nobody notices afterwards."""
+    writer.append("a")
+    writer("SELECT nextval('orders_stream_seq') FROM generate_series(1, 10)")
+    storing()
+    assert storing.positions() == {"master": 12}
+    writer("ALTER SEQUENCE orders_stream_seq RESTART WITH 5")
+    assert writer.append("lost", "lost, too") == [5, 6]
+    storing()
+    assert writer.append("b") == [13]
+    storing()
+    assert storing.positions() == {"master": 13}
+    (found,) = set_back(writer)
+    assert "set back from 12, and moved there again when it was at 6; 2 facts got IDs" in found.problem
+    assert (found.stream, found.loses) == ("orders", True)
+    writer(found.statement)
+    assert set_back(writer) == []
+
+
+def test_a_sequence_that_was_set_back_before_anybody_appended_lost_nothing(storing: Storing, writer: Session):
+    writer.append("a", "b", "c")
+    storing()
+    writer("SELECT setval('orders_stream_seq', 2)")
+    storing()
+    assert writer.append("d") == [5]
+    (found,) = set_back(writer)
+    assert "0 facts got IDs" in found.problem and not found.loses
+
+
+def test_a_position_that_nobody_gave_out_moves_no_sequence(storing: Storing, writer: Session):
+    writer.append("a")
+    storing()
+    writer("UPDATE streams_streamposition SET position = 1000")
+    storing(everything=True)
+    assert writer.append("b") == [3]
+    storing(everything=True)
+    assert writer.append("c") == [4] and set_back(writer) == []
+
+
+def test_a_sequence_that_was_set_back_far_is_moved_when_no_append_is_open(
+    session: Sessions, storing: Storing, writer: Session, monkeypatch
+):
+    monkeypatch.setattr(position_store, "BLOCKED_SECONDS", 0.0)
+    writer("SELECT setval('orders_stream_seq', 5000000)")
+    writer.append("a")
+    storing()
+    writer("SELECT setval('orders_stream_seq', 5)")
+    late = session()
+    late("BEGIN")
+    late.append("late")
+    storing()
+    assert late.append("later") == [7]
+    late("COMMIT")
+    storing(everything=True)
+    assert writer.append("b") == [5_000_002]
+    (found,) = set_back(writer)
+    assert "2 facts got IDs" in found.problem
 
 
 def test_a_row_that_somebody_changes_is_passed_over_and_found_again(

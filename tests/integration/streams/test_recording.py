@@ -144,7 +144,9 @@ def test_two_processes_cannot_record_under_one_name(recorder):
 def test_a_name_is_that_of_one_server(recorder):
     recorder.close()
     with pytest.raises(RecorderBusy, match=r"foreign\.example"):
-        Recorder("main", "another.example", "tcp://there", "default").open()
+        Recorder("main", "another.example", "tcp://elsewhere", "default", "mirror other").open()
+    record = RecordedServer.objects.get()
+    assert (record.address, record.command, record.ended_at is None) == ("tcp://there", "", False)
 
 
 def test_names_with_nul_do_no_harm(recorder):

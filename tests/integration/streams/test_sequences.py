@@ -9,11 +9,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 
+from replsite.live_rows.reading import read_snapshot
+from replsite.status.words import Severity
 from streams.catalog.models import CacheInvalidation
 from streams.db import sequences
 from streams.errors import SequenceBehind, SequenceBusy
 from streams.maintenance import check
 from streams.models import StreamPosition
+from streams.reading.looker import look_now
 from streams.testing import forget_writers
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, ids, in_thread, linear, session, stored, stream, wait_for_linear
@@ -223,6 +226,26 @@ def test_what_a_sequence_gives_out_again_under_a_living_writer_is_not_used(attem
     after = append()[0]
     assert linear() >= after
     assert after > head and [number for number in ids() if number not in before] == [after]
+
+
+def test_it_is_said_until_somebody_repairs_that_a_sequence_was_set_back(capsys):
+    last = append(5)[-1]
+    wait_for_linear(last)
+    look_now("default", even_if_led=True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER SEQUENCE {NAME} RESTART WITH {last - 2}")
+        cursor.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('lost')")
+    look_now("default", even_if_led=True)
+    assert value() == last
+    status = read_snapshot().stream("caches").status
+    assert (status.word, status.severity) == ("holds unfit", Severity.WRONG)
+    assert f"set back from {last}, and moved there again when it was at {last - 2}; 1 fact got" in status.sentence
+    with pytest.raises(CommandError, match="Append those facts again"):
+        call_command("check_streams")
+    assert "1 fact got IDs that readers have passed" in capsys.readouterr().out
+    call_command("check_streams", "--repair")
+    assert read_snapshot().stream("caches").status.severity < Severity.WARNING
+    assert append()[0] == last + 1
 
 
 def inspect() -> list[check.Finding]:

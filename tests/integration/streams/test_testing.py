@@ -9,7 +9,8 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.core.management.color import no_style
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
+from django.db.transaction import TransactionManagementError
 from django.test import TestCase, TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 
@@ -37,6 +38,10 @@ def mailer():
         if one.cache_name == "passed over":
             with suppress(DatabaseError), connection.cursor() as cursor:
                 cursor.execute("SELECT 1/0")
+        if one.cache_name == "deleted":
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            del connections["default"]
         if one.cache_name == "again":
             append()
         SEEN.append(one.stream_id)
@@ -219,6 +224,16 @@ class TestCommitting:
     test_error_of_the_database_that_a_handler_passes_over_is_raised = (
         TestOpen.test_error_of_the_database_that_a_handler_passes_over_is_raised
     )
+
+    def test_a_handler_that_deletes_its_connection_leaves_no_transaction_open(self):
+        """It would keep Django from emptying the tables."""
+        with pytest.raises(TransactionManagementError, match="closing its connection"), testing.handled("mailer"):
+            stream().append(fact("deleted"))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in%'"
+            )
+            assert cursor.fetchone() == (0,)
 
     def test_handled_inside_of_a_transaction_is_refused(self):
         with transaction.atomic(), pytest.raises(InTransaction):
