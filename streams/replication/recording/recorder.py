@@ -172,6 +172,7 @@ class Recorder:
             about = {**self._about, "host": socket.gethostname(), "process_id": os.getpid()}
             cursor.execute("SELECT server_name FROM streams_recordedserver WHERE name = %s", [name])
             if (row := cursor.fetchone()) is not None and row[0] != self._about["server_name"]:
+                self._connection.close()  # and with it the lock
                 raise RecorderBusy(
                     f"{name!r} is the record of {row[0]!r}, not of {self._about['server_name']!r}: take another name."
                 )
