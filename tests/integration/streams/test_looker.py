@@ -151,7 +151,7 @@ def test_a_sequence_that_was_set_back_is_moved_forward_although_nobody_hints(
     last = writer.append("a")[0]
     wait_until(lambda: position() == last)
     writer("SELECT setval('orders_stream_seq', 5)")
-    wait_until(lambda: writer("SELECT last_value >= %s FROM orders_stream_seq", last)[0][0])
+    wait_until(lambda: writer("SELECT pg_sequence_last_value('orders_stream_seq') >= %s", last)[0][0])
     assert writer.append("b") == [last + 1]
 
 
