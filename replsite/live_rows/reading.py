@@ -38,6 +38,7 @@ from replsite.live_rows.verdicts import (
     sequence_verdict,
     site_health,
     tables_verdict,
+    unannounced_verdict,
     worst,
     writer_verdict,
 )
@@ -141,6 +142,7 @@ class _Reading:
         self.writers: dict[str, list[WriterRow]] = {name: [] for name in self.declarations}
         for row in writers:
             self.writers.setdefault(row.stream, []).append(row)
+        self.unannounced_since = self._find_unannounced()
         names = {stream: [row.writer for row in rows] for stream, rows in self.writers.items()}
         self.readers = read_readers(cursor, history.positions, names, self.as_of, self.limits.lost_after_seconds)
         self.tables_behind: list[str] = self._while_well("tables behind", lambda: tables_behind(cursor))
@@ -167,7 +169,7 @@ class _Reading:
     def _read_holders(self, cursor: Any) -> dict[str, list[HolderRow]]:
         asked = (*holders(cursor), *keepers(cursor))
         found = {(h.stream, h.pid, h.prepared, h.bound, h.writer_class): h for h in asked}
-        first_seen = self.history.first_seen(self.as_of, found.keys())
+        first_seen = self.history.first_seen("holders", self.as_of, found.keys())
         since = {key: holder.since or first_seen[key] for key, holder in found.items()}
         old = [holder for key, holder in found.items() if self._age(since[key]) > YOUNG_SECONDS]
         waits = {pid: safe_text(str(b), 300) for b in (blockers(cursor, old) if old else ()) for pid in b.waiting}
@@ -193,6 +195,21 @@ class _Reading:
             row.status = hold_verdict(row, self.limits)
             held.setdefault(holder.stream, []).append(row)
         return held
+
+    def _find_unannounced(self) -> dict[str, datetime]:
+        """Returns the streams with facts that no stored position covers, and that no open append holds back.
+
+        Each has the time since when this process sees it at the same position.
+        """
+        heads = {name: max((row.position for row in rows), default=0) for name, rows in self.writers.items()}
+        late = {
+            (name, head)
+            for name, head in heads.items()
+            # Open appends of a busy stream, which began above the facts, explain nothing.
+            if self.in_tables.get(name, 0) > head and all(holder.bound > head for holder in self.held.get(name, ()))
+        }
+        seen = self.history.first_seen("unannounced", self.as_of, late)
+        return {name: seen[name, head] for name, head in late}
 
     def snapshot(self) -> Snapshot:
         """Returns the snapshot. Is called once."""
@@ -254,9 +271,13 @@ class _Reading:
         writers = worst_first(listed)
         declared, sequence = self.declarations.get(name), self.sequences.get(name)
         empty = declared.empty_position if declared is not None else 1
-        stored = max((row.position for row in rows), default=0)
-        sequence_status = sequence_verdict(sequence, stored, self.in_tables.get(name, 0)) or holds_verdict(
-            [found for found in self.weaknesses if found.stream == name]
+        stored, in_tables = max((row.position for row in rows), default=0), self.in_tables.get(name, 0)
+        sequence_status = (
+            sequence_verdict(sequence, stored, in_tables)
+            or holds_verdict([found for found in self.weaknesses if found.stream == name])
+            or unannounced_verdict(
+                self._age(self.unannounced_since.get(name, self.as_of)), stored, in_tables, self.limits
+            )
         )
         expected = worst_first(e for e, _ in self.expected if e.stream == name)
         stream = StreamRow(

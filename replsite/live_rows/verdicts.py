@@ -398,6 +398,20 @@ def holds_verdict(found: Sequence[Weakness]) -> Verdict | None:
     return Verdict("holds unfit", Severity.WRONG, text, command)
 
 
+def unannounced_verdict(seconds: float, stored: int, in_tables: int, limits: Limits) -> Verdict | None:
+    """Returns a verdict if there are facts for ``seconds`` that no stored position covers, for no reason, and None otherwise."""
+    if seconds <= limits.blocked_after_seconds:
+        return None
+    command = "manage.py check_streams"
+    text = (
+        f"There are facts up to {in_tables}, and no stored position has risen above {stored} for {duration(seconds)}, so "
+        f"followers do not get them. {command} says whether its holds are in order. Otherwise nobody can look and store: the "
+        "role of the site's processes must be allowed to call streams_look and to write streams_streamposition, and no session "
+        "may keep that table locked."
+    )
+    return Verdict("not announced", Severity.WRONG, text, command)
+
+
 def tables_verdict(tables: Sequence[str]) -> Verdict:
     """Returns the verdict on tables whose next rows would get numbers that are taken. There is at least one."""
     command = "manage.py check_streams --repair"

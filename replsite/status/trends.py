@@ -106,12 +106,13 @@ class History:
         self.written = Growth(WINDOW_SECONDS, SHORTEST_SECONDS)
         self.moved = Growth(WINDOW_SECONDS, SHORTEST_SECONDS)
         self.hours = Growth(HOUR_SECONDS, HOUR_SECONDS, HOUR_STEP_SECONDS)
-        self._first_seen: dict[Hashable, Any] = {}
+        self._first_seen: dict[str, dict[Hashable, Any]] = {}
 
-    def first_seen(self, now: Any, keys: Set[Hashable]) -> Mapping[Hashable, Any]:
-        """Returns the moment at which each key was seen first, and forgets other keys. A key that comes back is new."""
-        self._first_seen = {key: self._first_seen.get(key, now) for key in keys}
-        return self._first_seen
+    def first_seen(self, kind: str, now: Any, keys: Set[Hashable]) -> Mapping[Hashable, Any]:
+        """Returns when each key of this kind was seen first, and forgets its other keys. A key that comes back is new."""
+        known = self._first_seen.get(kind, {})
+        self._first_seen[kind] = {key: known.get(key, now) for key in keys}
+        return self._first_seen[kind]
 
     def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
         """Returns the cached result of ``read``.

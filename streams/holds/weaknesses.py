@@ -105,9 +105,19 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         "ALTER TABLE {object} SET LOGGED",
         True,
     ),
+    "policies": (
+        "policies of table {object} hide facts from role {detail}, and its readers pass over them",
+        "ALTER TABLE {object} DISABLE ROW LEVEL SECURITY",
+        True,
+    ),
     "subscribed": (
         "table {object} gets facts by subscription {detail}, in the order of their commits: readers here miss late ones",
         "When it has all of them: ALTER SUBSCRIPTION {detail} DISABLE. Then: check_streams --repair",
+        True,
+    ),
+    "number": (
+        "table {object} holds the number {detail}, which is not its stream's in streams_held, so no look sees its appends",
+        "UPDATE streams_held SET number = {detail} WHERE stream = '{stream}'. If another stream has it, change that first",
         True,
     ),
     "unheld": (
@@ -234,6 +244,8 @@ UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT 'unlogged table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t AND c.relkind = 'r' AND c.relpersistence = 'u'
+UNION ALL SELECT 'policies', h.stream, h.sequence::text, tree.t::regclass::text, quote_ident(current_user)
+  FROM tree JOIN held h ON h.number = tree.number WHERE row_security_active(tree.t)
 UNION ALL SELECT 'subscribed', h.stream, h.sequence::text, tree.t::regclass::text, quote_ident(s.subname)
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_subscription_rel r ON r.srrelid = tree.t
   JOIN pg_subscription s ON s.oid = r.srsubid AND s.subenabled
@@ -242,6 +254,10 @@ UNION ALL SELECT DISTINCT 'unheld', h.stream, h.sequence::text, d.t::regclass::t
  WHERE NOT EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$'
                     AND to_regclass(split_part(encode(g.tgargs, 'escape'), '\\000', 2)) = h.sequence)
    AND NOT EXISTS (SELECT FROM tree WHERE tree.t = d.t)
+UNION ALL SELECT DISTINCT 'number', h.stream, h.sequence::text, d.t::regclass::text, split_part(g.tgname, '_', 3)
+  FROM drawn d JOIN held h ON h.number = d.number JOIN pg_trigger g ON g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$'
+ WHERE to_regclass(split_part(encode(g.tgargs, 'escape'), '\\000', 2)) = h.sequence
+   AND NOT EXISTS (SELECT FROM held k WHERE k.hold = g.tgname AND k.sequence = h.sequence)
 UNION ALL SELECT 'function', '', '', i.name, CASE
        WHEN i.prosrc <> i.body THEN 'another body' WHEN i.provolatile <> 'v' THEN 'not VOLATILE' ELSE 'other options' END
   FROM installed i WHERE i.prosrc <> i.body OR i.provolatile <> 'v'

@@ -26,7 +26,7 @@ from streams.core.positions import RETIRED
 from streams.core.queries import STORED_POSITIONS
 from streams.core.sequences import last_values
 from streams.holds.look import LOOK_WHERE_POSSIBLE, Seen, seen_of
-from streams.reading.rows import StoredPosition
+from streams.reading.rows import StoredPosition, stored_positions
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
@@ -74,12 +74,27 @@ def possible_positions(
     the caller knew before. A writer that is not in ``known`` gets the lowest position of the stream's other writers.
     Streams in memory are not checked, because they restart together with their sequences.
     """
+    unmoved: dict[str, dict[str, StoredPosition]] = {}
+    if streams is None and known:
+        # Who keeps an ALTER SEQUENCE open keeps everybody from reading this sequence. Its stream does not move meanwhile, and
+        # the others must. What was known before is at or below the sequence, or counts as what was known before.
+        found = stored_positions(cursor)
+        unmoved = {
+            name: stored for name, stored in found.items() if _positions(stored) == _positions(known.get(name, {}))
+        }
+        streams = found.keys() - unmoved.keys()
+        if not streams:
+            return unmoved
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
     found, given_out, _ = _read(cursor, streams, declared)
-    return {
+    return unmoved | {
         name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
         for name, stored in found.items()
     }
+
+
+def _positions(stored: Mapping[str, At]) -> dict[str, int]:
+    return {writer: at.position for writer, at in stored.items()}
 
 
 def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple[dict[str, StoredPosition], int | None]:

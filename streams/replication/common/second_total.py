@@ -25,26 +25,36 @@ class SecondTotal:
 
 
 class SecondShares:
-    """Totals by key that start again each second. Each key has an equal share of what all of them may have together.
+    """Totals by key that start again each second. While keys want more than all may have, each has an equal share of it.
 
     Shares are of the keys of the second before, and one more for a key that is new. Otherwise two keys that want much could
-    use up each second as it begins, and no other key would get anything, ever.
+    use up each second as it begins, and no other key would get anything, ever. If all of the second before together wanted no
+    more than all may have, a key has what one may have: an equal share of many keys that want little may be less than it needs.
     """
 
     def __init__(self) -> None:
         self._started = -math.inf
         self._used: Counter[str] = Counter()
-        self._keys_before = 0
+        self._refused = 0
+        self._keys_before = self._wanted_before = 0
 
     def room(self, key: str, now: float, of_one: int, of_all: int) -> int:
         """Returns what the key may still have in the second that lasts at ``now`` (monotonic). May be negative."""
         if now >= self._started + 1.0:
-            self._keys_before = len(self._used) if now < self._started + 2.0 else 0
-            self._started = now
+            is_next = now < self._started + 2.0
+            self._keys_before = len(self._used) if is_next else 0
+            self._wanted_before = self._used.total() + self._refused if is_next else 0
+            self._started, self._refused = now, 0
             self._used.clear()
-        share = max(min(of_one, of_all // (self._keys_before + 1)), 1)
+        share = of_one
+        if self._wanted_before > of_all:
+            share = max(min(of_one, of_all // (self._keys_before + 1)), 1)
         return min(share - self._used[key], of_all - self._used.total())
 
-    def add(self, key: str, amount: int) -> None:
-        """Adds ``amount``, which may be 0, to what the key has in the second for which `room` was called last."""
+    def add(self, key: str, amount: int, refused: int) -> None:
+        """Adds ``amount`` to what the key has in the second for which `room` was called last.
+
+        Both numbers may be 0. ``refused`` is what it wanted beyond that, at least.
+        """
         self._used[key] += amount
+        self._refused += refused

@@ -51,8 +51,9 @@ RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
 #: Most commands that are relayed in a second: of one client, of all clients together, and of all other servers together.
-#: A client gets at most an equal share of the second number, and a server of the third (``SecondShares``). A command counts
-#: once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow connection.
+#: If more is wanted, a client gets at most an equal share of the second number, and a server of the third (``SecondShares``).
+#: A command counts once for each ``RELAYED_BYTES`` of its line, so that long commands do not overload clients with a slow
+#: connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
@@ -191,7 +192,7 @@ class Relay:
         now = time.monotonic()
         room = self._of_clients.room(sender.key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
         lines = self._lines(commands, sender, room)
-        self._of_clients.add(sender.key, sum(map(_weight, lines)))
+        self._of_clients.add(sender.key, sum(map(_weight, lines)), len(commands) - len(lines))
         self._send_to_clients(lines)
         for line in lines:
             self._wait(line)
@@ -315,7 +316,7 @@ class Relay:
             return
         room = self._of_servers.room(part.server, time.monotonic(), OTHERS_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND)
         lines = self._lines(commands, None, room)
-        self._of_servers.add(part.server, sum(map(_weight, lines)))
+        self._of_servers.add(part.server, sum(map(_weight, lines)), len(commands) - len(lines))
         self._send_to_clients(lines)
 
 

@@ -19,7 +19,7 @@ from streams import registry
 from streams.catalog.models import CacheInvalidation
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.models import Reader, Sample, StoredCursor, StreamPosition
-from tests.support.writing import held_open, ids, linear, other_writer, writer_waits_for
+from tests.support.writing import held_open, ids, linear, other_writer, session, writer_waits_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -101,6 +101,46 @@ def test_who_keeps_positions_from_being_stored_is_named(wait_until):
         "has locked stored positions and has not ended; its last statement: BEGIN; UPDATE" in snapshot.health.sentence
     )
     assert [problem.subject for problem in snapshot.health.problems] == ["Stream caches"]
+
+
+STOPS = {
+    "without its holds": (
+        "UPDATE streams_held SET stream = 'another' WHERE stream = 'caches'",
+        "UPDATE streams_held SET stream = 'caches' WHERE stream = 'another'",
+    ),
+    "rows that do not change": (
+        "CREATE FUNCTION no_row() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; "
+        "CREATE TRIGGER no_row BEFORE UPDATE ON streams_streamposition FOR EACH ROW EXECUTE FUNCTION no_row()",
+        "DROP FUNCTION no_row CASCADE",
+    ),
+    "a locked table": ("BEGIN; LOCK TABLE streams_streamposition IN SHARE MODE", "ROLLBACK"),
+}
+
+
+@pytest.mark.parametrize(("stop", "go_on"), STOPS.values(), ids=STOPS)
+def test_facts_that_no_position_covers_are_told(wait_until, stop, go_on):
+    """Followers got nothing more of the stream, or of all streams, and all was well."""
+    history = History()
+
+    def is_told():
+        linear()  # if it can
+        return read_snapshot(history).stream("caches").status.word == "not announced"
+
+    (before,) = append()
+    head(wait_until, [before])
+    with session() as cursor:
+        cursor.execute(stop)
+        try:
+            ids = append(2)
+            with held_open():  # behind these facts, so it is not why they are not told
+                wait_until(is_told)
+            health = read_snapshot(history).health
+        finally:
+            cursor.execute(go_on)
+    assert health.word == HealthWord.WRONG and "manage.py check_streams" in health.sentence
+    assert f"There are facts up to {ids[-1]}, and no stored position has risen above {before} for" in health.sentence
+    head(wait_until, ids)
+    assert read_snapshot(history).health.word == HealthWord.WELL
 
 
 def test_what_an_append_waits_for_is_named(wait_until):

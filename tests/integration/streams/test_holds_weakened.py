@@ -68,6 +68,7 @@ WEAKENED = {
     "CREATE TABLE held_child () INHERITS (held_order)": "table held_child has no trigger streams_hold_{n}; readers may have",
     "CREATE TABLE held_child (LIKE held_order INCLUDING ALL)": "held_child takes IDs from orders_stream_seq, but",
     "CREATE SEQUENCE held_other; UPDATE streams_held SET sequence = 'held_other' WHERE stream = 'orders'": "IDs from another",
+    "UPDATE streams_held SET number = 4000 WHERE stream = 'orders'": "table held_order holds the number {n}, which is not its",
     "GRANT UPDATE ON SEQUENCE orders_stream_seq TO PUBLIC": "role PUBLIC may set sequence orders_stream_seq back",
 }
 #: Those of which an INSERT that readers may miss comes through, or IDs come again.
@@ -89,6 +90,19 @@ def test_each_weakness_is_found_and_its_fix_mends_it(owner: Session, statement: 
     finally:
         owner("DROP TABLE IF EXISTS held_child; DROP SEQUENCE IF EXISTS held_other CASCADE")
         owner("DROP FUNCTION IF EXISTS held_id CASCADE")
+
+
+def test_policies_that_hide_facts_from_the_role_are_found(owner: Session):
+    """Its readers passed over the facts; ``check --database`` alone told so."""
+    owner("CREATE ROLE held_tenant; GRANT SELECT ON held_order, streams_held TO held_tenant")
+    try:
+        owner("ALTER TABLE held_order ENABLE ROW LEVEL SECURITY; SET ROLE held_tenant")
+        (policies,) = [one for one in found(owner) if one.kind == "policies"]
+        assert policies.loses and "policies of table held_order hide facts from role held_tenant" in policies.problem
+        owner(f"RESET ROLE; {policies.fix}; SET ROLE held_tenant")
+        assert not [one for one in found(owner) if one.kind == "policies"]
+    finally:
+        owner("RESET ROLE; DROP OWNED BY held_tenant; DROP ROLE held_tenant")
 
 
 def mend(owner: Session, fix: str) -> None:

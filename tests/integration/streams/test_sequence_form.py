@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
@@ -23,6 +24,7 @@ from tests.integration.replsite.test_reading_sequences import Recorder
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.waiting import wait_until
+from tests.support.wire_client import positioned
 from tests.support.writing import append, in_thread, linear, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -383,6 +385,21 @@ def test_a_sequence_that_gives_out_no_id_keeps_no_other_stream_back(takes: str, 
     finally:
         forget_writers()
         run(gives)
+
+
+def test_an_alter_sequence_that_stays_open_keeps_no_other_stream_from_followers(port: int):
+    """The broadcaster reads all sequences each second, and waited for that one: a migration with a long next step."""
+    append()
+    presence = registry.get("presence")
+    with positioned(port) as client, session() as cursor:
+        cursor.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
+        over = time.monotonic() + 2.5
+        while time.monotonic() < over:
+            (fact,) = presence.append(Presence(user_id="@u:here", state="online"))
+            client.read_until(f"RDATA presence master {fact} ")
+        cursor.execute("ROLLBACK")
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
 
 
 def test_a_missing_sequence_keeps_a_writer_that_starts_from_no_other_stream():

@@ -166,6 +166,23 @@ def test_who_says_little_is_heard_beside_clients_that_flood(relay, broadcaster, 
     assert most <= 2 * ALL_RELAYED_A_SECOND
 
 
+@pytest.mark.parametrize("number", [120, 400, 1_500])
+def test_a_long_command_is_heard_beside_many_clients_that_say_little(relay, broadcaster, monkeypatch, number):
+    """The share of each was less than the command, though all together said a fraction of what they may."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.extend)
+    crowd, honest = [FakePeer() for _ in range(number)], FakePeer()
+    for _ in range(20):
+        clock.now += 1.0
+        for one in crowd:
+            relay.pass_on([RemoteServerUp("a")], one)
+        relay.pass_on([RemoteServerUp("a" * 250), LockReleased("w", "l", "k" * 900)], honest)
+    assert sum(line.sender is honest for line in sent) >= 2 * 18
+    assert len(sent) >= 18 * (number + 2)
+
+
 def test_a_server_whose_clients_say_little_is_heard_beside_servers_whose_clients_flood(relay, monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
