@@ -34,7 +34,7 @@ from pipeline.frames.room_frames import RoomFrames
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS, ROOM_FRAMES, SET_ASIDE
 from pipeline.frames.stored import KnownKeys
-from pipeline.frames.task_rows import BatchFunction, TaskRows, as_read, mapped
+from pipeline.frames.task_rows import BatchFunction, PersistedRows, TaskRows, as_read, mapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +142,7 @@ def work_out_rooms(
 # --- packs ------------------------------------------------------------------------------------------------------------
 
 
-def packs_of(rows: TaskRows | DataFrame, events_per_pack: int) -> Packs:
+def packs_of(rows: TaskRows | PersistedRows | DataFrame, events_per_pack: int) -> Packs:
     """Counts the events of each room by a Spark job, and divides the rooms into packs."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
 
@@ -154,7 +154,7 @@ def packs_of(rows: TaskRows | DataFrame, events_per_pack: int) -> Packs:
     )
 
 
-def by_pack(rows: TaskRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:
+def by_pack(rows: TaskRows | PersistedRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:
     """Returns the parcels of the events: the partition with the number of a pack has all parcels of the pack.
 
     Packs in ``done`` have no parcels.

@@ -18,11 +18,12 @@ from pipeline.frames.packs import Packs, count_rooms, pack_events, shuffled_pack
 from pipeline.frames.parse_lines import PartScan, scan_part
 from pipeline.frames.read_events import scan_parts
 from pipeline.frames.room_events import Held
+from pipeline.frames.schemas import EVENTS
 from pipeline.frames.sources.parts import Part
 from pipeline.frames.task_rows import TaskRows
 from pipeline.frames.work_out_rooms import by_pack, packs_of
 from pipeline.importing.import_pack import PackWork, import_pack
-from pipeline.importing.read_parts import ReadWork, events_of_part, read_part_once
+from pipeline.importing.read_parts import ReadWork, read_part_once
 from pipeline.spark.run_tasks import spark_errors
 from pipeline.spark.stages import FinishedTasks
 
@@ -37,9 +38,7 @@ _LOADED = "pack int"
 
 
 class OnSpark:
-    """Runs tasks on Spark. The sources are parsed twice: to count the events of rooms, and to load them."""
-
-    reads_sources_to_load = True
+    """Runs tasks on Spark. The sources are parsed once. The executors keep the events on their disks until the end."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -52,31 +51,28 @@ class OnSpark:
         return scan_parts(self._spark, parts, limit_bytes, keys)
 
     def read(self, work: ReadWork, packs: Packs | None, events_per_pack: int) -> Packs:
-        """Reads all parts, unless the job has ``packs`` already. Returns the packs."""
-        if packs is not None:
-            return packs
-        with spark_errors():
-            return packs_of(self._rows(work, read_part_once), events_per_pack)
-
-    def load(self, read: ReadWork, work: PackWork, packs: Packs, done: Collection[int]) -> None:
-        """Loads the packs that are not ``done``."""
-
-        def load_them(parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _load_parcels(work, parcels)
-
-        with spark_errors():
-            by_pack(self._rows(read, events_of_part), packs, done).mapInArrow(load_them, _LOADED).collect()
-
-    def _rows(self, work: ReadWork, read: Callable[[ReadWork, int], Iterator[pa.RecordBatch]]) -> TaskRows:
+        """Returns the packs. Reads all parts, unless the job has ``packs`` already: then ``load`` reads them."""
         # By broadcast: a closure would be sent with every task, and the versions of 10^5 rooms take megabytes. The
         # connection string stays in the closure, because Spark writes broadcast values to files.
         shared = self._spark.sparkContext.broadcast((work.reading, work.inputs))
         job, dsn = work.job, work.dsn
 
         def read_part(number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            return (batch.select(list(columns)) for batch in read(ReadWork(job, dsn, *shared.value), number))
+            return (batch.select(list(columns)) for batch in read_part_once(ReadWork(job, dsn, *shared.value), number))
 
-        return TaskRows(self._spark, len(work.reading.parts), read_part)
+        with spark_errors():
+            self._rows = TaskRows(self._spark, len(work.reading.parts), read_part).persist(EVENTS.arrow())
+            return packs or packs_of(self._rows, events_per_pack)
+
+    def load(self, work: PackWork, packs: Packs, done: Collection[int]) -> None:
+        """Loads the packs that are not ``done``."""
+
+        def load_them(parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _load_parcels(work, parcels)
+
+        with spark_errors():
+            by_pack(self._rows, packs, done).mapInArrow(load_them, _LOADED).collect()
+            self._rows.unpersist()
 
 
 def _load_parcels(work: PackWork, parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,8 +87,6 @@ class InProcess:
 
     The sources are parsed once. The events of all packs are held in memory, or in a temporary file without a name.
     """
-
-    reads_sources_to_load = False
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -134,7 +128,7 @@ class InProcess:
             events_per_pack,
         )
 
-    def load(self, read: ReadWork, work: PackWork, packs: Packs, done: Collection[int]) -> None:
+    def load(self, work: PackWork, packs: Packs, done: Collection[int]) -> None:
         """Loads the packs that are not ``done``."""
         import pyarrow as pa  # noqa: PLC0415 - only where events are read
 
