@@ -25,6 +25,7 @@ from pipeline.frames.packs import (
     Packs,
     count_rooms,
     event_parcels,
+    large_rooms,
     mark_parcels,
     shuffled_pack,
 )
@@ -144,14 +145,10 @@ def work_out_rooms(
 
 def packs_of(rows: TaskRows | PersistedRows | DataFrame, events_per_pack: int) -> Packs:
     """Counts the events of each room by a Spark job, and divides the rooms into packs."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
-
     counts = mapped(rows, ["room_id", "room_version"], count_rooms, COUNTS)
-    both = f.sum("events").alias("events"), f.max("names_ids").alias("names_ids")
-    large = f.when(f.col("events") > events_per_pack, f.col("room_id")).alias("large")
-    return Packs.of(
-        map(tuple, counts.groupBy("room_id").agg(*both).groupBy(large).agg(*both).collect()), events_per_pack
-    )
+    # Not by ``groupBy``: the JVM would take a second of CPU time to compile it, even for a small import.
+    sums = counts.repartition("room_id").mapInArrow(lambda found: large_rooms(found, events_per_pack), COUNTS)
+    return Packs.of(map(tuple, sums.collect()), events_per_pack)
 
 
 def by_pack(rows: TaskRows | PersistedRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:

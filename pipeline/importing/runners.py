@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from events.room.verification import KeyRing
 from pipeline.errors import TaskFailed
 from pipeline.frames.choose_events import KEYS_OF_COPIES, copies_elsewhere, in_order
-from pipeline.frames.packs import Packs, count_rooms, pack_events, shuffled_pack
+from pipeline.frames.packs import Packs, count_rooms, large_rooms, pack_events, shuffled_pack
 from pipeline.frames.parse_lines import PartScan, scan_part
 from pipeline.frames.read_events import scan_parts
 from pipeline.frames.room_events import Held
@@ -110,8 +110,6 @@ class InProcess:
 
     def read(self, work: ReadWork, packs: Packs | None, events_per_pack: int) -> Packs:
         """Reads all parts. Returns the packs, which are ``packs`` if the job has them already."""
-        import pyarrow as pa  # noqa: PLC0415 - only where events are read
-
         counts: list[pa.RecordBatch] = []
         for number in range(len(work.reading.parts)):
             with self._task():
@@ -119,14 +117,8 @@ class InProcess:
                     if batch.num_rows:
                         counts += count_rooms([batch])
                         self._held.add(batch)
-        if packs is not None or not counts:
-            return packs or Packs({}, 0)
-        rooms = pa.Table.from_batches(counts).group_by("room_id").aggregate([("events", "sum"), ("names_ids", "max")])
-        found = zip(*(rooms[name].to_pylist() for name in ("room_id", "events_sum", "names_ids_max")), strict=True)
-        return Packs.of(
-            ((room_id if count > events_per_pack else None, count, names) for room_id, count, names in found),
-            events_per_pack,
-        )
+        found = (row.values() for batch in large_rooms(counts, events_per_pack) for row in batch.to_pylist())
+        return packs or Packs.of(found, events_per_pack)
 
     def load(self, work: PackWork, packs: Packs, done: Collection[int]) -> None:
         """Loads the packs that are not ``done``."""
