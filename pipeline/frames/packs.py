@@ -35,6 +35,7 @@ __all__ = [
     "Packs",
     "count_rooms",
     "event_parcels",
+    "large_rooms",
     "mark_parcels",
     "pack_events",
     "shuffled_pack",
@@ -69,11 +70,7 @@ class Packs:
 
     @classmethod
     def of(cls, counts: Iterable[tuple[str | None, int, bool]], events_per_pack: int) -> Packs:
-        """Returns the numbers of the packs.
-
-        ``counts`` yields (room ID, number of events, true if servers choose the room's event IDs) of each large room.
-        If the room ID is None, the numbers are those of all other rooms together.
-        """
+        """Returns the numbers of the packs. ``counts`` yields rows of ``large_rooms``."""
         found = list(counts)
         large = [(room_id, events) for room_id, events, _ in found if room_id is not None]
         names = [room_id for room_id, _ in sorted(large, key=lambda room: (-room[1], room[0]))]
@@ -224,3 +221,27 @@ def count_rooms(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             counted = table.group_by("room_id").aggregate([([], "count_all"), ("names_ids", "any")])
             found = counted.select(["room_id", "count_all", "names_ids_any"])
             yield from found.rename_columns(["room_id", "events", "names_ids"]).to_batches()
+
+
+def large_rooms(counts: Iterable[pa.RecordBatch], events_per_pack: int) -> Iterator[pa.RecordBatch]:
+    """Adds up counts of rooms. Yields the sums of large rooms, and one sum, without a room ID, of all other rooms.
+
+    A room is large if it has more than ``events_per_pack`` events. ``counts`` must have all counts of its rooms.
+    """
+    from pyarrow import compute  # noqa: PLC0415
+
+    sums: list[pa.RecordBatch] = []
+    for some in bounded_batches(counts, attrgetter("nbytes"), _PARCEL_BYTES):
+        sums = _sums([*sums, *some]).to_batches()
+    if sums:
+        rooms = _sums(sums)
+        large = compute.if_else(compute.greater(rooms["events"], events_per_pack), rooms["room_id"], None)
+        yield from _sums(rooms.set_column(0, "room_id", large).to_batches()).to_batches()
+
+
+def _sums(counts: Sequence[pa.RecordBatch]) -> pa.Table:
+    import pyarrow as pa  # noqa: PLC0415 - executors only
+
+    grouped = pa.Table.from_batches(counts).group_by("room_id").aggregate([("events", "sum"), ("names_ids", "any")])
+    names = ["room_id", "events", "names_ids"]
+    return grouped.select(["room_id", "events_sum", "names_ids_any"]).rename_columns(names)

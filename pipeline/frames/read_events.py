@@ -27,7 +27,7 @@ from pipeline.frames.schemas import BROKEN_LINES, EVENTS
 from pipeline.frames.sources.inputs import Input, check_unchanged, open_inputs, parts_of_inputs, read_part
 from pipeline.frames.sources.parts import BrokenLine, Part, lines_before
 from pipeline.frames.task_rows import InSnapshot, TaskRows, as_read
-from pipeline.spark.run_tasks import run_tasks
+from pipeline.spark.run_tasks import spark_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -159,11 +159,15 @@ def scan_parts(
 ) -> list[PartScan]:
     """Scans each part in a task. Returns a ``PartScan`` for each part, in the order of the parts."""
 
-    def scan(number: int) -> str:
-        found = scan_part(parts[number], limit_bytes, keys)
-        return json.dumps([found.lines, dict(found.versions)])
+    def scan(number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - executors only
 
-    return [PartScan(*json.loads(answer)) for answer in run_tasks(spark, len(parts), scan)]
+        found = scan_part(parts[number], limit_bytes, keys)
+        yield pa.RecordBatch.from_pydict({"lines": [found.lines], "versions": [json.dumps(dict(found.versions))]})
+
+    with spark_errors():
+        rows = TaskRows(spark, len(parts), scan).mapped((), as_read, "lines bigint, versions string").collect()
+    return [PartScan(lines, json.loads(versions)) for lines, versions in rows]
 
 
 def _chosen(

@@ -25,6 +25,7 @@ from pipeline.frames.packs import (
     Packs,
     count_rooms,
     event_parcels,
+    large_rooms,
     mark_parcels,
     shuffled_pack,
 )
@@ -34,7 +35,7 @@ from pipeline.frames.room_frames import RoomFrames
 from pipeline.frames.room_rows import room_rows
 from pipeline.frames.schemas import EVENTS, ROOM_FRAMES, SET_ASIDE
 from pipeline.frames.stored import KnownKeys
-from pipeline.frames.task_rows import BatchFunction, TaskRows, as_read, mapped
+from pipeline.frames.task_rows import BatchFunction, PersistedRows, TaskRows, as_read, mapped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,19 +143,15 @@ def work_out_rooms(
 # --- packs ------------------------------------------------------------------------------------------------------------
 
 
-def packs_of(rows: TaskRows | DataFrame, events_per_pack: int) -> Packs:
+def packs_of(rows: TaskRows | PersistedRows | DataFrame, events_per_pack: int) -> Packs:
     """Counts the events of each room by a Spark job, and divides the rooms into packs."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - drivers only
-
     counts = mapped(rows, ["room_id", "room_version"], count_rooms, COUNTS)
-    both = f.sum("events").alias("events"), f.max("names_ids").alias("names_ids")
-    large = f.when(f.col("events") > events_per_pack, f.col("room_id")).alias("large")
-    return Packs.of(
-        map(tuple, counts.groupBy("room_id").agg(*both).groupBy(large).agg(*both).collect()), events_per_pack
-    )
+    # Not by ``groupBy``: the JVM would take a second of CPU time to compile it, even for a small import.
+    sums = counts.repartition("room_id").mapInArrow(lambda found: large_rooms(found, events_per_pack), COUNTS)
+    return Packs.of(map(tuple, sums.collect()), events_per_pack)
 
 
-def by_pack(rows: TaskRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:
+def by_pack(rows: TaskRows | PersistedRows | DataFrame, packs: Packs, done: Collection[int] = ()) -> DataFrame:
     """Returns the parcels of the events: the partition with the number of a pack has all parcels of the pack.
 
     Packs in ``done`` have no parcels.

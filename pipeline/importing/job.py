@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -282,18 +282,15 @@ class _Import:
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def _read_and_load(self, runner: InProcess | OnSpark) -> None:
-        with ExitStack() as sources:
-            parts = sources.enter_context(parts_of_inputs(self._inputs, PART_BYTES))
+        with parts_of_inputs(self._inputs, PART_BYTES) as parts:
             with self._sources_at_rest():
-                read, packs = self._read(runner, parts)
-            if not runner.reads_sources_to_load:
-                sources.close()  # ends snapshots of other databases
+                packs = self._read(runner, parts)
             self._options.pause("read")
             self._run.step()
-            self._load(runner, read, packs)
+            self._load(runner, packs)
         self._options.pause("load")
 
-    def _read(self, runner: InProcess | OnSpark, parts: Sequence[Part]) -> tuple[ReadWork, Packs]:
+    def _read(self, runner: InProcess | OnSpark, parts: Sequence[Part]) -> Packs:
         """Reads all lines, and divides the rooms into packs."""
         limit, keys = pipeline_settings().import_line_limit_bytes, self._signatures.keys
         with self._run.watch("scan", len(parts), "parts", runner.finished()):
@@ -309,7 +306,7 @@ class _Import:
         if known is None:
             with self._cursor() as cursor:
                 store_packs(cursor, self._job, asdict(packs))
-        return work, packs
+        return packs
 
     @contextmanager
     def _sources_at_rest(self) -> Iterator[None]:
@@ -331,12 +328,12 @@ class _Import:
             source.rows = rows[source.number]
         ImportSource.objects.using(self._using).bulk_update(sources, ["rows"], batch_size=1_000)
 
-    def _load(self, runner: InProcess | OnSpark, read: ReadWork, packs: Packs) -> None:
+    def _load(self, runner: InProcess | OnSpark, packs: Packs) -> None:
         """Computes and loads the packs that are not loaded yet."""
-        work = PackWork(LoadWork(read.dsn, self._job, writer_name()), self._options.as_history)
+        work = PackWork(LoadWork(dsn(self._using), self._job, writer_name()), self._options.as_history)
         with self._run.watch("load", packs.events, "events", lambda: self._asked(events_done)):
             try:
-                runner.load(read, work, packs, frozenset(self._asked(packs_done)))
+                runner.load(work, packs, frozenset(self._asked(packs_done)))
             except SparkFailed as failed:
                 if SourceChanged.__name__ in str(failed):  # raised by a task
                     check_unchanged(self._inputs)

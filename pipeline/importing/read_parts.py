@@ -19,7 +19,7 @@ from pipeline.loading.copy_rows import copy_batches
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ReadWork", "SiteVersions", "events_of_part", "read_part_once"]
+__all__ = ["ReadWork", "SiteVersions", "read_part_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +64,23 @@ class SiteVersions(Mapping[str, str]):
         return True  # len() is 0 until the first lookup, but the map is not empty
 
 
-def events_of_part(work: ReadWork, number: int) -> Iterator[pa.RecordBatch]:
-    """Yields the events of part ``number``, with the columns of ``EVENTS``. Raises ``SourceChanged`` after the last one."""
-    with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
-        for batch in _batches(work, number, cursor):
-            yield _events(batch)
-
-
 def read_part_once(work: ReadWork, number: int) -> Iterator[pa.RecordBatch]:
-    """Yields the events of part ``number``, as ``events_of_part`` does. Stores its broken lines, and the number of its lines.
+    """Yields the events of part ``number``, with the columns of ``EVENTS``. Raises ``SourceChanged`` after the last one.
 
-    If they are stored already, they are not stored again.
+    Stores the part's broken lines, and the number of its lines. If they are stored already, they are not stored again.
     """
+    reading = work.reading
     with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
         is_first, lines = finish_part(cursor, work.job, number), 0
-        for batch in _batches(work, number, cursor):
-            events = _events(batch)
+        versions = SiteVersions(cursor, reading.rules.versions)
+        for batch in part_batches(replace(reading, rules=replace(reading.rules, versions=versions)), number):
+            events = batch.slice(0, batch.column("reason").null_count)  # they come before the broken lines
             if is_first and events.num_rows < batch.num_rows:
                 broken = batch.slice(events.num_rows).select(["source", "line", "reason", "detail", "head"])
                 copy_batches(cursor, tables(work.job)["broken"], [broken])
             lines += batch.num_rows
-            yield events
+            yield events.select(EVENTS.names)
+        # Packs are loaded after all parts were read. So nothing of a source that changed meanwhile is loaded.
+        check_unchanged([work.inputs[reading.parts[number].file]])
         if is_first:
             count_lines(cursor, work.job, number, lines)
-
-
-def _events(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.slice(0, batch.column("reason").null_count).select(EVENTS.names)  # they come before the broken lines
-
-
-def _batches(work: ReadWork, number: int, cursor: Any) -> Iterator[pa.RecordBatch]:
-    reading = work.reading
-    versions = SiteVersions(cursor, reading.rules.versions)
-    yield from part_batches(replace(reading, rules=replace(reading.rules, versions=versions)), number)
-    # Packs are loaded after all parts were read. So nothing of a source that changed meanwhile is loaded.
-    check_unchanged([work.inputs[reading.parts[number].file]])

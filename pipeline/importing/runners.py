@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from events.room.verification import KeyRing
 from pipeline.errors import TaskFailed
 from pipeline.frames.choose_events import KEYS_OF_COPIES, copies_elsewhere, in_order
-from pipeline.frames.packs import Packs, count_rooms, pack_events, shuffled_pack
+from pipeline.frames.packs import Packs, count_rooms, large_rooms, pack_events, shuffled_pack
 from pipeline.frames.parse_lines import PartScan, scan_part
 from pipeline.frames.read_events import scan_parts
 from pipeline.frames.room_events import Held
+from pipeline.frames.schemas import EVENTS
 from pipeline.frames.sources.parts import Part
 from pipeline.frames.task_rows import TaskRows
 from pipeline.frames.work_out_rooms import by_pack, packs_of
 from pipeline.importing.import_pack import PackWork, import_pack
-from pipeline.importing.read_parts import ReadWork, events_of_part, read_part_once
+from pipeline.importing.read_parts import ReadWork, read_part_once
 from pipeline.spark.run_tasks import spark_errors
 from pipeline.spark.stages import FinishedTasks
 
@@ -37,9 +38,7 @@ _LOADED = "pack int"
 
 
 class OnSpark:
-    """Runs tasks on Spark. The sources are parsed twice: to count the events of rooms, and to load them."""
-
-    reads_sources_to_load = True
+    """Runs tasks on Spark. The sources are parsed once. The executors keep the events on their disks until the end."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -52,31 +51,28 @@ class OnSpark:
         return scan_parts(self._spark, parts, limit_bytes, keys)
 
     def read(self, work: ReadWork, packs: Packs | None, events_per_pack: int) -> Packs:
-        """Reads all parts, unless the job has ``packs`` already. Returns the packs."""
-        if packs is not None:
-            return packs
-        with spark_errors():
-            return packs_of(self._rows(work, read_part_once), events_per_pack)
-
-    def load(self, read: ReadWork, work: PackWork, packs: Packs, done: Collection[int]) -> None:
-        """Loads the packs that are not ``done``."""
-
-        def load_them(parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _load_parcels(work, parcels)
-
-        with spark_errors():
-            by_pack(self._rows(read, events_of_part), packs, done).mapInArrow(load_them, _LOADED).collect()
-
-    def _rows(self, work: ReadWork, read: Callable[[ReadWork, int], Iterator[pa.RecordBatch]]) -> TaskRows:
+        """Returns the packs. Reads all parts, unless the job has ``packs`` already: then ``load`` reads them."""
         # By broadcast: a closure would be sent with every task, and the versions of 10^5 rooms take megabytes. The
         # connection string stays in the closure, because Spark writes broadcast values to files.
         shared = self._spark.sparkContext.broadcast((work.reading, work.inputs))
         job, dsn = work.job, work.dsn
 
         def read_part(number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-            return (batch.select(list(columns)) for batch in read(ReadWork(job, dsn, *shared.value), number))
+            return (batch.select(list(columns)) for batch in read_part_once(ReadWork(job, dsn, *shared.value), number))
 
-        return TaskRows(self._spark, len(work.reading.parts), read_part)
+        with spark_errors():
+            self._rows = TaskRows(self._spark, len(work.reading.parts), read_part).persist(EVENTS.arrow())
+            return packs or packs_of(self._rows, events_per_pack)
+
+    def load(self, work: PackWork, packs: Packs, done: Collection[int]) -> None:
+        """Loads the packs that are not ``done``."""
+
+        def load_them(parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _load_parcels(work, parcels)
+
+        with spark_errors():
+            by_pack(self._rows, packs, done).mapInArrow(load_them, _LOADED).collect()
+            self._rows.unpersist()
 
 
 def _load_parcels(work: PackWork, parcels: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -91,8 +87,6 @@ class InProcess:
 
     The sources are parsed once. The events of all packs are held in memory, or in a temporary file without a name.
     """
-
-    reads_sources_to_load = False
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -116,8 +110,6 @@ class InProcess:
 
     def read(self, work: ReadWork, packs: Packs | None, events_per_pack: int) -> Packs:
         """Reads all parts. Returns the packs, which are ``packs`` if the job has them already."""
-        import pyarrow as pa  # noqa: PLC0415 - only where events are read
-
         counts: list[pa.RecordBatch] = []
         for number in range(len(work.reading.parts)):
             with self._task():
@@ -125,16 +117,10 @@ class InProcess:
                     if batch.num_rows:
                         counts += count_rooms([batch])
                         self._held.add(batch)
-        if packs is not None or not counts:
-            return packs or Packs({}, 0)
-        rooms = pa.Table.from_batches(counts).group_by("room_id").aggregate([("events", "sum"), ("names_ids", "max")])
-        found = zip(*(rooms[name].to_pylist() for name in ("room_id", "events_sum", "names_ids_max")), strict=True)
-        return Packs.of(
-            ((room_id if count > events_per_pack else None, count, names) for room_id, count, names in found),
-            events_per_pack,
-        )
+        found = (row.values() for batch in large_rooms(counts, events_per_pack) for row in batch.to_pylist())
+        return packs or Packs.of(found, events_per_pack)
 
-    def load(self, read: ReadWork, work: PackWork, packs: Packs, done: Collection[int]) -> None:
+    def load(self, work: PackWork, packs: Packs, done: Collection[int]) -> None:
         """Loads the packs that are not ``done``."""
         import pyarrow as pa  # noqa: PLC0415 - only where events are read
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import marshal
 import os
 import re
 import shutil
@@ -21,6 +22,8 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -368,7 +371,8 @@ def _own_spark() -> str:
 def code_archive(folder: Path) -> Path:
     """Returns the path of a zip file with the site's modules, for executors. Creates the file if it does not exist.
 
-    The file's name has a digest of its contents.
+    The file's name has a digest of its contents. The modules are compiled, too: otherwise each worker would compile them.
+    A worker with another version of Python uses the sources.
     """
     files = [
         (path, path.relative_to(_PACKAGES_FOLDER))
@@ -376,7 +380,7 @@ def code_archive(folder: Path) -> Path:
         for path in sorted((_PACKAGES_FOLDER / package).rglob("*.py"))
         if not _NOT_SHIPPED.intersection(path.relative_to(_PACKAGES_FOLDER).parts)
     ]
-    digest = hashlib.blake2b(digest_size=8)
+    digest = hashlib.blake2b(sys.version.encode(), digest_size=8)
     for path, name in files:
         digest.update(f"{name}\0".encode() + path.read_bytes())
     archive = folder / f"code-{digest.hexdigest()}.zip"
@@ -385,5 +389,12 @@ def code_archive(folder: Path) -> Path:
         with zipfile.ZipFile(fresh, "w") as bundle:
             for path, name in files:
                 bundle.write(path, str(name))
+                bundle.writestr(f"{name}c", _compiled(path))
         fresh.rename(archive)  # in one step, so another process never sees half an archive
     return archive
+
+
+def _compiled(path: Path) -> bytes:
+    """Returns a module as a ``.pyc`` file that is not compared with its source (PEP 552)."""
+    code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)  # from ``__pycache__``, if it is there
+    return MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)

@@ -24,7 +24,7 @@ from pipeline.frames.parse_lines import LineRules, scan_part
 from pipeline.frames.read_events import Reading
 from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.frames.sources.parts import lines_before
-from pipeline.importing.read_parts import ReadWork, events_of_part
+from pipeline.importing.read_parts import ReadWork, read_part_once
 from pipeline.importing.staging_tables import create_staging, drop_staging
 from pipeline.models import Job
 from script.benchmarks.histories import make_history
@@ -68,7 +68,7 @@ def parse(path: Path, job: int, parcels: Path) -> None:
         work = ReadWork(job, dsn("default"), Reading(parts, lines_before(parts, lines), LineRules()), inputs)
         writer = None
         for number in range(len(parts)):
-            for batch in event_parcels(Packs({}, 1))(events_of_part(work, number)):
+            for batch in event_parcels(Packs({}, 1))(read_part_once(work, number)):
                 writer = writer or pa.ipc.new_stream(out, batch.schema)
                 writer.write_batch(batch)
         if writer is not None:

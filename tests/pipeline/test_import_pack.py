@@ -15,7 +15,7 @@ from pipeline.frames.sources.inputs import open_inputs, parts_of_inputs
 from pipeline.frames.sources.parts import lines_before
 from pipeline.importing import import_pack as module
 from pipeline.importing.import_pack import PackWork, import_pack
-from pipeline.importing.read_parts import ReadWork, events_of_part, read_part_once
+from pipeline.importing.read_parts import ReadWork, read_part_once
 from pipeline.importing.staging_tables import create_staging, drop_staging, events_done, lines_read, packs_done
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, Job
@@ -65,7 +65,7 @@ def reading(job, files):
 def load(job, files=FILES, *, backward=False, **more):
     """Loads the files as one pack."""
     with reading(job, files) as read:
-        batches = [batch for number in range(len(read.reading.parts)) for batch in events_of_part(read, number)]
+        batches = [batch for number in range(len(read.reading.parts)) for batch in read_part_once(read, number)]
     with pack_events(batches) as events:
         import_pack(PackWork(LoadWork(dsn("default"), job, "loader"), backward, **more), PACK, events)
 

@@ -10,6 +10,7 @@ import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from zipimport import zipimporter
 
 import pyspark
 import pytest
@@ -143,6 +144,15 @@ def test_the_archive_has_the_rooms_and_changes_its_name_with_them(tmp_path):
     assert "events/history/rows.py" in names and "pipeline/source/data_source.py" in names
     assert not [name for name in names if "management" in name or name.startswith("replsite")]
     assert code_archive(tmp_path) == archive
+
+
+def test_workers_need_not_compile_the_modules_of_the_archive(tmp_path):
+    archive = code_archive(tmp_path)
+    found = zipimporter(str(archive)).find_spec("pipeline")
+    assert found.loader.get_filename("pipeline") == f"{archive}/pipeline/__init__.pyc"
+    assert found.loader.get_source("pipeline") == (PROJECT / "pipeline" / "__init__.py").read_text()
+    module = zipimporter(f"{archive}/pipeline/frames").get_code("packs")
+    assert module.co_filename == str(PROJECT / "pipeline" / "frames" / "packs.py")
 
 
 def test_java_of_the_project_is_found_when_there_is_no_other(tmp_path, monkeypatch):

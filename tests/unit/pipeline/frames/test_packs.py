@@ -10,7 +10,7 @@ import pytest
 from pipeline.frames import packs as module
 from pipeline.frames import room_events
 from pipeline.frames.choose_events import Mark
-from pipeline.frames.packs import Packs, event_parcels, mark_parcels, shuffled_pack
+from pipeline.frames.packs import Packs, count_rooms, event_parcels, large_rooms, mark_parcels, shuffled_pack
 from pipeline.frames.schemas import EVENTS, SET_ASIDE
 from tests.unit.pipeline.frames.test_room_rows import SMALL_ROOMS, batch_of, cut
 
@@ -79,6 +79,21 @@ def test_shuffled_events_are_sorted_whether_the_pack_is_in_memory_or_in_a_file(
         monkeypatch.setattr(room_events, "BYTES_IN_MEMORY", 20_000)
     shuffled = random.Random(1).sample(in_order, len(in_order))
     assert chosen(shuffled) == ([], in_order) and list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("most", [1, 2**20])
+def test_counts_of_rooms_are_added_up_and_small_rooms_are_one_sum(monkeypatch, most):
+    monkeypatch.setattr(module, "_PARCEL_BYTES", most)
+    rooms = [("!a", "2"), ("!b", "11"), ("!c", "11"), ("!d", "1"), ("!a", "2"), ("!b", "11"), ("!b", "11"), ("!a", "2")]
+    batches = [
+        pa.RecordBatch.from_pydict(dict(zip(("room_id", "room_version"), zip(*some, strict=True), strict=True)))
+        for some in (rooms[:3], rooms[3:])
+    ]
+    found = [row for batch in large_rooms(count_rooms(batches), 2) for row in batch.to_pylist()]
+    assert sorted((row["room_id"] or "", row["events"], row["names_ids"]) for row in found) == [
+        ("", 2, True), ("!a", 3, True), ("!b", 3, False),
+    ]  # fmt: skip
+    assert list(large_rooms((), 2)) == []
 
 
 def test_parcels_have_the_rows_of_their_pack(in_order):
