@@ -389,9 +389,10 @@ def test_a_sequence_that_gives_out_no_id_keeps_no_other_stream_back(takes: str, 
 
 def test_an_alter_sequence_that_stays_open_keeps_no_other_stream_from_followers(port: int):
     """The broadcaster reads all sequences each second, and waited for that one: a migration with a long next step."""
-    append()
     presence = registry.get("presence")
     with positioned(port) as client, session() as cursor:
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
         cursor.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
         over = time.monotonic() + 2.5
         while time.monotonic() < over:
