@@ -14,7 +14,8 @@ from pipeline.models import Job, JobState
 from tests.pipeline.imports import SMALL_ROOMS, content, run_import, staging_tables
 from tests.pipeline.loads import run_load
 from tests.support.emptying import empty_tables
-from tests.support.waiting import DEADLINE_SECONDS
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.writing import sessions
 
 pytestmark = [
     pytest.mark.django_db(transaction=True), pytest.mark.slow, pytest.mark.scenario, pytest.mark.timeout(1_800),
@@ -78,9 +79,10 @@ def test_a_job_that_was_killed_at_any_moment_ends_like_a_clean_one(
     choose = random.Random(seed)
     for _ in range(KILLS):
         empty_tables()
-        seconds = str(choose.uniform(0, took))
+        seconds, before = str(choose.uniform(0, took)), {*sessions()}
         done = run_script(KILLED, what, seconds, str(temporary), *sources, timeout=4 * DEADLINE_SECONDS)
         assert done.returncode in (0, -signal.SIGKILL), (seed, done.stderr)
+        wait_until(lambda: {*sessions()} <= before)  # noqa: B023 - what was sent may be carried out after the kill
         ends.append((done.returncode, len(content()["rooms"])))
         if not Job.objects.filter(state=JobState.DONE).exists():
             again(resume=Job.objects.exists())
