@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -72,6 +72,9 @@ OVERSIZE_LINES = 10
 #: The most choices of streams whose lines are joined before they are written. With more choices, the lines of each stream
 #: are written on their own, which takes more writes.
 MOST_CHOICES = 16
+#: The most bytes of lines that are written as one piece. Pieces wait as references to bytes that many connections share. But each
+#: connection's transport copies the piece that it receives, and with TLS it encrypts the piece and counts it no more.
+PIECE_BYTES = 64 * 1024
 #: While more than this number of bytes waits for every client, no further facts are read.
 PACE_BYTES = 1024 * 1024
 #: The server checks for slow clients once a second, and after each such number of written bytes.
@@ -395,8 +398,9 @@ class Broadcaster:
         now, lines = time.monotonic(), words.total()
         for label, number in Counter(client.label for client in clients if client.is_open).items() if lines else ():
             self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
-        for client in clients:
-            client.write_shared(data, lines, now)
+        for piece, number in _pieces_of(data, lines):
+            for client in clients:
+                client.write_shared(piece, number, now)
         self._unchecked_bytes += len(data)
         if self._unchecked_bytes > CHECK_EVERY_BYTES:
             self._cut_slow_clients(now)
@@ -608,6 +612,20 @@ class Broadcaster:
             "closed": dict(self.closed),
             "commands": dict(self.commands),
         }
+
+
+def _pieces_of(data: bytes, lines: int) -> Iterator[tuple[bytes, int]]:
+    """Yields the lines of ``data`` in pieces of at most ``PIECE_BYTES``, each with its number of lines; a longer line alone.
+
+    ``lines`` is the number of lines in ``data``.
+    """
+    begin = 0
+    while len(data) - begin > PIECE_BYTES:
+        end = data.rfind(b"\n", begin, begin + PIECE_BYTES) + 1 or data.find(b"\n", begin) + 1 or len(data)
+        number = data.count(b"\n", begin, end)
+        yield data[begin:end], number
+        begin, lines = end, lines - number
+    yield data[begin:], lines
 
 
 def _sent_to(client: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

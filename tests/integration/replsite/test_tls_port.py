@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 
 import pytest
 
+from streams import registry
+from streams.catalog.models import CacheInvalidation
 from streams.homeserver.append import push_rules_changed
 from streams.models import Reader, SyncingUser, WireCount
 from streams.replication.transport.tls import TlsFiles, client_context
 from tests.support.certificates import Authority
+from tests.support.floods import memory
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, ready_ports, start_replication
 from tests.support.writing import append
@@ -54,6 +58,40 @@ def test_facts_flow_through_tls(port, authority):
         append(300)
         client.read_until(lambda line: len(client.of("RDATA caches")) == 300)
         wait_until(lambda: Reader.objects.filter(name="worker", rights__isnull=True).exists(), what="no rule limits it")
+
+
+def append_megabytes(number: int) -> int:
+    """Append them in one transaction; the last token."""
+    facts = [CacheInvalidation(cache_name="x", keys=["k" * 8_000]) for _ in range(125 * number)]
+    return registry.get("caches").append(*facts)[-1]
+
+
+def follow(port: int, authority: Authority, name: str) -> WireClient:
+    client = secure(port, authority, f"NAME {name}\nREPLICATE", name)
+    client.read_until("POSITION caches")
+    return client
+
+
+def test_all_that_waits_for_a_client_is_counted(port, authority):
+    """What was written at once was encrypted at once, and then counted no more: eight megabytes for each client."""
+    with follow(port, authority, "deaf"), follow(port, authority, "quick") as quick:
+        quick.read_until(f"RDATA caches master {append_megabytes(8)} ")
+        row = wait_until(Reader.objects.filter(name="deaf", bytes_out__gt=8_000_000).first)
+        assert row.bytes_out - row.buffer_bytes < 2_000_000, "the rest are the kernel's buffers"
+
+
+@pytest.mark.memory
+def test_clients_that_read_nothing_share_what_waits_for_them(start_manage, server_files, authority):
+    """Each had a copy: with 300 of them and 16 MB of facts the server took gigabytes, and others got their facts late."""
+    process = start_manage("runreplication", "--bind", "127.0.0.1:0", *server_files)
+    port = ready_ports(process)["replication"]
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(follow(port, authority, "deaf"))
+        quick = stack.enter_context(follow(port, authority, "quick"))
+        before = memory(process.pid)
+        quick.read_until(f"RDATA caches master {append_megabytes(16)} ")
+        assert memory(process.pid) - before < 200_000_000, "two megabytes for each; sixteen with copies"
 
 
 def test_a_follower_that_does_not_get_in_learns_why(port, authority, start_manage):
