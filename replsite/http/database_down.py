@@ -7,11 +7,11 @@ the database goes away, and is never sent to the client. A missing table is name
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from django.db import InterfaceError, OperationalError, connections
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.template.loader import render_to_string
+from django.utils.deprecation import MiddlewareMixin
 from django.views.defaults import server_error
 
 from streams.db import driver
@@ -39,14 +39,11 @@ class _Logged:
         cls.is_away = error is not None
 
 
-class DatabaseDownMiddleware:
+class DatabaseDownMiddleware(MiddlewareMixin):
     """Django middleware that answers with 503 if the database is unusable, and notices when it is back."""
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self._get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
-        response = self._get_response(request)
+    def process_response(self, request: HttpRequest, response: HttpResponse) -> HttpResponse:
+        """Notices that the database is back, by a connection that the request used."""
         if _Logged.is_away and any(c.connection is not None for c in connections.all(initialized_only=True)):
             _Logged.record(None)
         return response

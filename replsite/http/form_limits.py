@@ -10,10 +10,10 @@ second reading fails again, with a traceback in the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from http import HTTPStatus
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.deprecation import MiddlewareMixin
 
 #: The longest form of a user that is logged in. The longest texts of our forms have 10,000 characters of up to 12 bytes.
 LONGEST_FORM_BYTES = 256 * 1024
@@ -23,18 +23,16 @@ _URL_ENCODED = "application/x-www-form-urlencoded"
 _FORMS = frozenset({_URL_ENCODED, "multipart/form-data"})
 
 
-class FormLimits:
+class FormLimits(MiddlewareMixin):
     """Django middleware that refuses forms that are too long, without a length, or in another encoding than UTF-8.
 
     It must come after the middleware that finds the user.
     """
 
-    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
-        self._get_response = get_response
-
-    def __call__(self, request: HttpRequest) -> HttpResponse:
+    def process_request(self, request: HttpRequest) -> HttpResponse | None:
+        """Returns the answer to a form that is refused."""
         refused = _refused(request) if request.content_type in _FORMS else None
-        return self._get_response(request) if refused is None else HttpResponse(refused.phrase, status=refused)
+        return None if refused is None else HttpResponse(refused.phrase, status=refused)
 
 
 def _refused(request: HttpRequest) -> HTTPStatus | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from streams import registry
@@ -23,6 +24,7 @@ from streams.models import Reader, WireCount
 from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LOST, OTHERS_AGAIN_SECONDS
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
+from tests.support.cookies import session_cookie
 from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports
@@ -191,6 +193,62 @@ def test_who_finds_no_place_is_told_when_to_come_again(start_site):
         assert one.recv(100).startswith(b"HTTP/1.1 302 ")
         one.close()
     late.close()
+
+
+POLLS = 60
+
+
+@pytest.fixture
+def polled(start_site):
+    """A site of few places, and the request of a staff user for the next fact. It is for nothing that is there."""
+    site = start_site(REPLSITE_REQUEST_LIMIT="4")
+    cookie = {"Cookie": session_cookie(User.objects.create_superuser("poller"))}
+    address = f"http://127.0.0.1:{site.port}/admin/facts/stream/?stream=caches"
+    with urllib.request.urlopen(urllib.request.Request(f"{address}&offset=now", headers=cookie), timeout=60) as answer:
+        offset = answer.headers["Stream-Next-Offset"]
+    return site, urllib.request.Request(f"{address}&offset={offset}&live=long-poll", headers=cookie)
+
+
+def is_polled_by(number: int, site: Site) -> bool:
+    """Returns true if so many requests wait for a fact, and none of them has a place."""
+    found = metrics(site)
+    return f"replsite_browsers {number}.0" in found and 'replsite_requests_at_work{lane="pages"} 0.0' in found
+
+
+def test_a_crowd_that_waits_for_a_fact_takes_no_places_of_pages(polled):
+    """Middleware that was only synchronous held the thread of each: 600 long polls kept other viewers out."""
+    site, request = polled
+    viewer = session_cookie(User.objects.create_superuser("viewer"))
+    before = len(sessions())
+
+    def poll(_: int) -> Any:
+        while True:
+            with urllib.request.urlopen(request, timeout=DEADLINE_SECONDS) as answer:
+                if answer.status == 200:  # else its time was over, and the client asks again
+                    return json.load(answer)
+
+    with ThreadPoolExecutor(POLLS) as clients:
+        polls = clients.map(poll, range(POLLS))
+        try:
+            wait_until(lambda: is_polled_by(POLLS, site))
+            assert status_of(site.port, "/admin/live/", more=f"Cookie: {viewer}\r\n") == 200
+            assert len(sessions()) <= before + 4 + 4, "places, reads, permissions, and those of this process"
+            assert psutil.Process(site.id).num_threads() < POLLS
+        finally:
+            append()
+        found = list(polls)
+    assert len(found[0]) == 1 and found == found[:1] * POLLS
+
+
+def test_clients_that_leave_while_they_wait_for_a_fact_leave_nothing_behind(polled):
+    site, request = polled
+    said = head(request.selector, f"Cookie: {request.get_header('Cookie')}\r\n")
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(connect(site.port, said))
+        wait_until(lambda: is_polled_by(20, site))
+    wait_until(lambda: is_polled_by(0, site))
+    assert status_of(site.port, "/admin/live/", more=f"Cookie: {request.get_header('Cookie')}\r\n") == 200
 
 
 @pytest.mark.memory
