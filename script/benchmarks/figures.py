@@ -32,7 +32,8 @@ HEAD = """# Figures
 
 What the benchmarks measured. `script/bench --page` writes this page from `docs/figures`, which keeps the last result of
 each; other pages link here. A benchmark compares with a limit or with a *peer*, simpler code in the same run. Times
-depend on the machine and its load; ratios less. `script/bench NAME` measures yours.
+depend on the machine and its load; ratios less. Where it says *ms for a loop*, that is how long the same million of steps
+in Python took, so that figures of different machines can be compared. `script/bench NAME` measures yours.
 """
 Result = Mapping[str, Any]
 _Panels = dict[str, dict[str, list[tuple[float, float]]]]
@@ -300,7 +301,8 @@ def _section(result: Result) -> Iterator[str]:
 def _machine(result: Result) -> str:
     machine = result["machine"]
     load = f", load {machine['load']}" if "load" in machine else ""
-    return f"{machine['cores']} cores{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
+    loop = f" of {machine['loop_ms']} ms for a loop of 10^6 steps" if "loop_ms" in machine else ""
+    return f"{machine['cores']} cores{loop}{load}, Python {machine['python']}, {machine['at'][:10]}.\n\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -78,6 +78,7 @@ class Report:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "load": round(os.getloadavg()[0], 1),
+            "loop_ms": round(min(_loop_ms() for _ in range(5)), 1),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         path = RESULTS / f"{self.name}.json"
@@ -85,6 +86,14 @@ class Report:
             json.dumps({"benchmark": self.name, "title": self.title, "machine": machine, "rows": self.rows}, indent=1)
         )
         Console().print(f"written to {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
+def _loop_ms() -> float:
+    """Milliseconds of CPU of the same loop each time, by which results of different machines can be compared."""
+    begun = time.process_time()
+    for number in range(1_000_000):
+        number * number % 7
+    return (time.process_time() - begun) * 1000
 
 
 def _shown(value: Any) -> str:

@@ -17,7 +17,7 @@ from tests.support.session import PROJECT
 RESULT: dict[str, Any] = {
     "benchmark": "latency",
     "title": "milliseconds",
-    "machine": {"cores": 2, "python": "3.11.2", "load": 0.4, "at": "2026-01-31T00:00:00Z"},
+    "machine": {"cores": 2, "python": "3.11.2", "load": 0.4, "loop_ms": 41.5, "at": "2026-01-31T00:00:00Z"},
     "rows": [{"followers": 1, "p50": 0.912345}, {"followers": 200, "p50": 2.81234, "ok": True}],
 }
 
@@ -37,7 +37,7 @@ def test_each_benchmark_has_its_section_with_its_machine_and_day() -> None:
     text = figures.page({"latency": RESULT}, NAMES)
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
     assert list(sections)[-len(NAMES) :] == list(NAMES)
-    assert "2 cores, load 0.4, Python 3.11.2, 2026-01-31" in sections["latency"]
+    assert "2 cores of 41.5 ms for a loop of 10^6 steps, load 0.4, Python 3.11.2, 2026-01-31" in sections["latency"]
     assert "| followers | p50 | ok |" in sections["latency"]
     assert "| 200 | 2.81 | yes |" in sections["latency"]
     assert "No result is kept: run `script/bench hot`" in sections["hot"]
@@ -91,7 +91,10 @@ def test_the_plan_takes_its_figures_from_the_benchmark() -> None:
     reads = [{"figure": "beside so many: a page, us", "at 20,000": 10.0, "at 100,000": 11.0, "growth": 1.1}]
     results = {"scale": {**RESULT, "rows": rows + reads}}
     text = figures.scale(f"a {figures.BEGIN} b {figures.END} c", results)
-    assert "Measured at 20,000 and 100,000 events. 2 cores, load 0.4, Python 3.11.2, 2026-01-31." in text
+    assert (
+        "Measured at 20,000 and 100,000 events. 2 cores of 41.5 ms for a loop of 10^6 steps, load 0.4, Python 3.11.2"
+        in text
+    )
     assert "| all tables | 10 bytes | 1.00 | 0.01 TB |" in text
     assert "| CPU of PostgreSQL | 10.0 µs | 1.00 | 2.8 h |" in text
     (drawn,) = figures.pictures(results).values()
@@ -112,7 +115,7 @@ def test_a_newer_result_is_kept_and_an_older_one_is_not(monkeypatch: pytest.Monk
 
 def test_kept_results_name_no_machine_but_its_cores() -> None:
     for result in figures.kept().values():
-        assert set(result["machine"]) <= {"cores", "python", "load", "at"}
+        assert set(result["machine"]) <= {"cores", "python", "load", "loop_ms", "at"}
 
 
 def test_pages_link_to_sections_that_there_are() -> None:
