@@ -16,6 +16,7 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import connections, transaction
+from msgspec import Struct
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
@@ -71,8 +72,7 @@ class Incoming:
     backfilled_at: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Persisted:
+class Persisted(Struct, frozen=True, gc=False):
     """A stored event. ``rejected_reason`` and ``soft_failed`` are its verdict by the auth rules."""
 
     event_id: str
@@ -82,8 +82,7 @@ class Persisted:
     soft_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedEvent:
+class RefusedEvent(Struct, frozen=True):
     """An event that was not stored: its index in the batch, and the reason."""
 
     place: int
@@ -195,8 +194,7 @@ def _event_id(text: bytes, version: str) -> str | None:
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(Struct, frozen=True):
     place: int
     event: ParsedEvent
     state_before: Sequence[str] | None
@@ -255,7 +253,7 @@ def _merged_copies(first: _Placed, other: _Placed) -> _Placed:
     kept, left = copies
     if kept.event.content_hash_matches or not left.event.content_hash_matches:
         return kept
-    return replace_field(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
+    return replace(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
 
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
@@ -488,7 +486,7 @@ def _delete_empty_rooms(reading: RoomReading, stored: Collection[str], using: st
 
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
-) -> tuple[list[_Placed], list[ParsedEvent]]:
+) -> tuple[Sequence[_Placed], list[ParsedEvent]]:
     """Returns the batch, and the events whose JSON replaces stored JSON: of outliers that got their place in the graph.
 
     The new content replaces the stored content only if it matches its hash and the stored one does not. An outlier that
@@ -498,7 +496,7 @@ def _with_stored_content(
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
     if not moved:
-        return list(parsed), []
+        return parsed, []
     stored = parsed_events([p.event.event_id for p in moved], using)
     redacted = Event.objects.using(using).filter(event_id__in=stored, redacted_by__isnull=False)
     censored = set(redacted.values_list("event_id", flat=True))
@@ -514,11 +512,11 @@ def _with_stored_content(
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif kept.room_version != event.room_version or (event.content_hash_matches and not kept.content_hash_matches):
             event = _with_better_content(event, kept)
-            found.append(replace_field(placed, event=event))
+            found.append(replace(placed, event=event))
             if event.event_id not in censored:
                 rewritten.append(event)
         else:
-            found.append(replace_field(placed, event=_at_place_of(event, kept)))
+            found.append(replace(placed, event=_at_place_of(event, kept)))
     return found, rewritten
 
 
