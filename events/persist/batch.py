@@ -33,7 +33,7 @@ from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_seen_by
 from events.room.verification import KeysOf, check_signatures, proves_version
-from events.room_lock import begins_transaction, room_transaction
+from events.room_lock import room_transaction
 from events.rows import RoomRows, drop_empty_rooms, write
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
@@ -156,13 +156,11 @@ def persist(
     # their version. ``_room_mismatch`` compares the version again under the lock: A reads it, B's create event corrects it and
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
-        # Asked here, because inside the block there always is a transaction. The history of a server comes in one that was begun
-        # for this call.
-        by_index = as_stored or begins_transaction(alias)
         accepts = Accepted(unproven=history_of is not None, as_stored=as_stored)
-        with room_transaction(alias):
+        with room_transaction(alias) as is_new:
             for some in _runs(parsed) if as_stored else [parsed]:
-                _store(some, outcome, alias, accepts, by_index=by_index)
+                # The history of a server comes in a transaction that was begun for this call.
+                _store(some, outcome, alias, accepts, by_index=as_stored or is_new)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 

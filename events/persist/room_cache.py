@@ -9,7 +9,6 @@ no other process can make the cached values wrong. Of a large state only those e
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -420,8 +419,9 @@ class StoredRoom(Struct, dict=True, weakref=True, eq=False):
         # The key needs no generation: a stored group never changes its state, and its ID is never used again.
         found = _states.get_all([(self.using, group) for group in wanted])
         cached = {group: state for group, state in zip(wanted, found, strict=True) if state is not None}
-        shared = Counter(id(parts(state)[0]) for state in (self._loaded or cached).values()).most_common(1)
-        self._loaded |= {g: state for g, state in cached.items() if id(parts(state)[0]) == shared[0][0]}
+        bases = [id(parts(state)[0]) for state in (self._loaded or cached).values()]
+        shared = max(dict.fromkeys(bases), key=bases.count, default=None)
+        self._loaded |= {g: state for g, state in cached.items() if id(parts(state)[0]) == shared}
         missing = [group for group in wanted if group not in self._loaded]
         if not missing:
             return
