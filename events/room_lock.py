@@ -31,10 +31,10 @@ def begins_transaction(using: str) -> bool:
 
 
 @contextmanager
-def room_transaction(using: str) -> Iterator[None]:
+def room_transaction(using: str) -> Iterator[bool]:
     """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED.
 
-    The block may lock rooms.
+    The block may lock rooms. Yields true if the transaction is a new one.
 
     There is no savepoint: after an error the caller's transaction can only be rolled back as a whole. Raises
     ``InTransaction`` if it is at another isolation level.
@@ -49,7 +49,7 @@ def room_transaction(using: str) -> Iterator[None]:
                     cursor.execute("SELECT current_setting('default_transaction_isolation') = 'read committed'")
                     if cursor.fetchone()[0] and connection.isolation_level not in driver.SNAPSHOT_LEVELS:
                         _read_committed_by_default.add(connection.connection)
-            yield
+            yield is_new
     except InternalError as error:
         if driver.sqlstate(error) != _SQLSTATE_TOO_LATE:
             raise

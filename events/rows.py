@@ -257,24 +257,26 @@ def write(cursor: Any, rows: RoomRows) -> None:
 
 
 def _inserts(place: Place, rows: Sequence[Sequence[Any]]) -> Iterator[SqlStatement]:
-    table, more = place
-    into = f"INSERT INTO {table} ({', '.join((*COLUMNS[table], *more))})" if more else INSERT_INTO[table]
-    types = [_type(name) for name in (*COLUMNS[table], *more)]
-    values_of_row = f"({', '.join(['%s'] * len(rows[0]))})"
+    into, arrays, if_stored = _insert_sql(place)
     for first in range(0, len(rows), _MOST_ROWS):
         part = rows[first : first + _MOST_ROWS]
-        # As arrays, rows are the same statement whatever their number, and it is planned once. Arrays of arrays have one length.
-        as_arrays = len(part) > 1 and not any(kind.endswith("[]") for kind in types)
-        if as_arrays:
-            text, values = (
-                f"{into} SELECT * FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)})",
-                _columns(part),
-            )
+        if arrays and len(part) > 1:
+            yield f"{into} {arrays}{if_stored}", _columns(part), True
         else:
-            text = f"{into} VALUES {', '.join([values_of_row] * len(part))}"
+            row = f"({', '.join(['%s'] * len(part[0]))})"
             values = [value for row in part for value in row]
-        text = f"{text} ON CONFLICT {_IF_STORED[table]}" if table in _IF_STORED else text
-        yield text, values, as_arrays or len(part) == 1
+            yield f"{into} VALUES {', '.join([row] * len(part))}{if_stored}", values, len(part) == 1
+
+
+@cache
+def _insert_sql(place: Place) -> tuple[str, str, str]:
+    # As arrays, rows are the same statement whatever their number, and it is planned once. Arrays of arrays have one length.
+    table, more = place
+    types = [_type(name) for name in (*COLUMNS[table], *more)]
+    into = f"INSERT INTO {table} ({', '.join((*COLUMNS[table], *more))})"
+    arrays = f"SELECT * FROM unnest({', '.join(f'%s::{kind}[]' for kind in types)})"
+    if_stored = f" ON CONFLICT {_IF_STORED[table]}" if table in _IF_STORED else ""
+    return into, "" if any(kind.endswith("[]") for kind in types) else arrays, if_stored
 
 
 def open_gaps(cursor: Any, room_id: str, prevs: Iterable[str]) -> set[str]:

@@ -16,6 +16,7 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from django.db import connections, transaction
+from msgspec import Struct
 from msgspec.structs import replace
 
 from events.declarations import CACHE_NAME
@@ -32,7 +33,7 @@ from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_seen_by
 from events.room.verification import KeysOf, check_signatures, proves_version
-from events.room_lock import begins_transaction, room_transaction
+from events.room_lock import room_transaction
 from events.rows import RoomRows, drop_empty_rooms, write
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
@@ -71,8 +72,7 @@ class Incoming:
     backfilled_at: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Persisted:
+class Persisted(Struct, frozen=True, gc=False):
     """A stored event. ``rejected_reason`` and ``soft_failed`` are its verdict by the auth rules."""
 
     event_id: str
@@ -82,8 +82,7 @@ class Persisted:
     soft_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedEvent:
+class RefusedEvent(Struct, frozen=True):
     """An event that was not stored: its index in the batch, and the reason."""
 
     place: int
@@ -157,13 +156,11 @@ def persist(
     # their version. ``_room_mismatch`` compares the version again under the lock: A reads it, B's create event corrects it and
     # commits, and A's events are refused instead of being stored by the rules of the wrong version.
     if parsed:
-        # Asked here, because inside the block there always is a transaction. The history of a server comes in one that was begun
-        # for this call.
-        by_index = as_stored or begins_transaction(alias)
         accepts = Accepted(unproven=history_of is not None, as_stored=as_stored)
-        with room_transaction(alias):
+        with room_transaction(alias) as is_new:
             for some in _runs(parsed) if as_stored else [parsed]:
-                _store(some, outcome, alias, accepts, by_index=by_index)
+                # The history of a server comes in a transaction that was begun for this call.
+                _store(some, outcome, alias, accepts, by_index=as_stored or is_new)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
 
@@ -195,8 +192,7 @@ def _event_id(text: bytes, version: str) -> str | None:
 # --- parsing ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class _Placed(Struct, frozen=True):
     place: int
     event: ParsedEvent
     state_before: Sequence[str] | None
@@ -255,7 +251,7 @@ def _merged_copies(first: _Placed, other: _Placed) -> _Placed:
     kept, left = copies
     if kept.event.content_hash_matches or not left.event.content_hash_matches:
         return kept
-    return replace_field(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
+    return replace(kept, event=_at_place_of(kept.event, left.event)) if _is_same(kept.event, left.event) else kept
 
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
@@ -488,7 +484,7 @@ def _delete_empty_rooms(reading: RoomReading, stored: Collection[str], using: st
 
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
-) -> tuple[list[_Placed], list[ParsedEvent]]:
+) -> tuple[Sequence[_Placed], list[ParsedEvent]]:
     """Returns the batch, and the events whose JSON replaces stored JSON: of outliers that got their place in the graph.
 
     The new content replaces the stored content only if it matches its hash and the stored one does not. An outlier that
@@ -498,7 +494,7 @@ def _with_stored_content(
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
     if not moved:
-        return list(parsed), []
+        return parsed, []
     stored = parsed_events([p.event.event_id for p in moved], using)
     redacted = Event.objects.using(using).filter(event_id__in=stored, redacted_by__isnull=False)
     censored = set(redacted.values_list("event_id", flat=True))
@@ -514,11 +510,11 @@ def _with_stored_content(
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif kept.room_version != event.room_version or (event.content_hash_matches and not kept.content_hash_matches):
             event = _with_better_content(event, kept)
-            found.append(replace_field(placed, event=event))
+            found.append(replace(placed, event=event))
             if event.event_id not in censored:
                 rewritten.append(event)
         else:
-            found.append(replace_field(placed, event=_at_place_of(event, kept)))
+            found.append(replace(placed, event=_at_place_of(event, kept)))
     return found, rewritten
 
 

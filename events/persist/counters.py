@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Counts
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
@@ -58,8 +59,13 @@ def count_stored(stored: Iterable[RoomChanges], server_name: str) -> None:
             HOPS.observe(hops)
         groups["reused"] += changes.reused_groups
     for (kind, origin), number in events.items():
-        EVENTS.labels(origin).inc(number)
-        EVENTS_BY_TYPE.labels(kind, origin).inc(number)
+        _labelled(EVENTS, origin).inc(number)
+        _labelled(EVENTS_BY_TYPE, kind, origin).inc(number)
     for kind, number in groups.items():
         if number:
-            GROUPS.labels(kind).inc(number)
+            _labelled(GROUPS, kind).inc(number)
+
+
+@cache
+def _labelled(metric: Counter, *labels: str) -> Counter:
+    return metric.labels(*labels)

@@ -6,9 +6,8 @@ Rows that only few batches need are not read here, but later under the same lock
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
-import orjson
+import msgspec
 from django.db import connections
 
 from events.format.parsing import ParsedEvent
@@ -18,8 +17,7 @@ from events.rows import BY_INDEX, CORRECT_VERSIONS, LOCK_ROOMS, MAKE_ROOMS, READ
 from streams.db.driver import Statement, send_together
 
 
-@dataclass(frozen=True, slots=True)
-class RoomFacts:
+class RoomFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The columns of a room's row that the processing of a batch needs."""
 
     room_id: str
@@ -31,6 +29,41 @@ class RoomFacts:
     content_generation: int
 
 
+class EventFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The columns of a stored event that the processing of a batch needs, without the event's content."""
+
+    outlier: bool
+    rejected_reason: str | None
+    soft_failed: bool
+    state_group: int | None
+    room_id: str
+    redacted: bool
+
+    @property
+    def state_unresolved(self) -> bool:
+        return not self.outlier and self.state_group is None
+
+
+class GroupFacts(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The columns of a stored state group. ``is_tip``: it is the last group of its chain."""
+
+    chain: int
+    hops: int
+    keys: int
+    rows_to_read: int
+    is_tip: bool
+
+
+def _by(key: str, *columns: str) -> str:
+    return f"coalesce(json_object_agg({key}, json_build_array({', '.join(columns)})), '{{}}')"
+
+
+def _list(*columns: str, order: str = "") -> str:
+    return f"coalesce(json_agg(json_build_array({', '.join(columns)}) {order}), '[]')"
+
+
+_IS_TIP = """%(building)s::boolean AND NOT EXISTS (
+    SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)"""
 _READ = f"""
 WITH leaf AS MATERIALIZED (
     SELECT room_id, event_id FROM events_forwardextremity WHERE room_id = ANY(%(rooms)s::text[])
@@ -50,56 +83,25 @@ WITH leaf AS MATERIALIZED (
     WHERE event_id = ANY((SELECT ids FROM base) || %(own)s::text[] || %(auths)s::text[])
 )
 SELECT json_build_array(
-    (SELECT json_agg(json_build_array({", ".join(RoomFacts.__slots__)})) FROM events_room
-     WHERE room_id = ANY(%(rooms)s::text[])),
-    (SELECT json_agg(json_build_array(room_id, event_id) ORDER BY event_id) FROM leaf),
-    (SELECT json_agg(json_build_array(room_id, event_id, stream_ordering)) FROM latest),
-    (SELECT json_agg(json_build_array(event_id, outlier, rejected_reason, soft_failed, state_group, room_id, redacted))
-     FROM here),
-    (SELECT json_agg(json_build_array(g.id, g.chain, g.hops, g.keys, g.rows_to_read,
-         %(building)s::boolean AND NOT EXISTS (
-             SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id)))
+    (SELECT {_by("room_id", *RoomFacts.__struct_fields__)} FROM events_room WHERE room_id = ANY(%(rooms)s::text[])),
+    (SELECT coalesce(json_object_agg(room_id, ids), '{{}}')
+     FROM (SELECT room_id, json_agg(event_id ORDER BY event_id) AS ids FROM leaf GROUP BY room_id) AS of_room),
+    (SELECT {_by("room_id", "event_id", "stream_ordering")} FROM latest),
+    (SELECT {_by("event_id", *EventFacts.__struct_fields__)} FROM here),
+    (SELECT {_by("g.id", "g.chain", "g.hops", "g.keys", "g.rows_to_read", _IS_TIP)}
      FROM state_stategroup g
      WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[])))),
-    (SELECT json_agg(json_build_array(edge.prev_event_id, edge.event_id)) FROM events_eventedge edge
+    (SELECT {_list("edge.prev_event_id", "edge.event_id")} FROM events_eventedge edge
      WHERE edge.prev_event_id = ANY(%(own)s::text[])),
-    (SELECT json_agg(json_build_array(room_id, event_id, redacts) ORDER BY stream_ordering) FROM events_event
+    (SELECT {_list("room_id", "event_id", "redacts", order="ORDER BY stream_ordering")} FROM events_event
      WHERE redacts = ANY(%(own)s::text[])),
-    (SELECT json_agg(event_id) FROM events_backwardextremity
+    (SELECT coalesce(json_agg(event_id), '[]') FROM events_backwardextremity
      WHERE room_id = ANY(%(rooms)s::text[]) AND event_id = ANY(%(own)s::text[]))
 )::text
 """
 
 
-@dataclass(frozen=True, slots=True)
-class EventFacts:
-    """The columns of a stored event that the processing of a batch needs, without the event's content."""
-
-    outlier: bool
-    rejected_reason: str | None
-    soft_failed: bool
-    state_group: int | None
-    room_id: str
-    redacted: bool
-
-    @property
-    def state_unresolved(self) -> bool:
-        return not self.outlier and self.state_group is None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupFacts:
-    """The columns of a stored state group. ``is_tip``: it is the last group of its chain."""
-
-    chain: int
-    hops: int
-    keys: int
-    rows_to_read: int
-    is_tip: bool
-
-
-@dataclass(slots=True)
-class RoomReading:
+class RoomReading(msgspec.Struct, array_like=True):
     """The rooms of a batch as they are under the lock.
 
     ``batch_ids`` has the IDs of the batch's events. ``queried`` has all IDs that were looked up: those, and prev and auth
@@ -107,20 +109,23 @@ class RoomReading:
     groups after prev events, forward extremities and latest events.
     """
 
-    rooms: dict[str, RoomFacts] = field(default_factory=dict)
-    extremities: dict[str, list[str]] = field(default_factory=dict)
-    latest: dict[str, tuple[str, int]] = field(default_factory=dict)
+    rooms: dict[str, RoomFacts] = {}
+    extremities: dict[str, list[str]] = {}
+    latest: dict[str, tuple[str, int]] = {}
     """Room -> (its latest accepted live event, the position of that event)."""
-    queried: set[str] = field(default_factory=set)
-    events: dict[str, EventFacts] = field(default_factory=dict)
-    groups: dict[int, GroupFacts] = field(default_factory=dict)
-    batch_ids: frozenset[str] = frozenset()
-    above: list[tuple[str, str]] = field(default_factory=list)
+    events: dict[str, EventFacts] = {}
+    groups: dict[int, GroupFacts] = {}
+    above: list[tuple[str, str]] = []
     """Pairs (event of the batch, stored event that has it as a prev event)."""
-    redactions: list[tuple[str, str, str]] = field(default_factory=list)
+    redactions: list[tuple[str, str, str]] = []
     """Triples (room, stored redaction, event of the batch that it redacts), in the order of the redactions' positions."""
     gaps: frozenset[str] = frozenset()
     """Events of the batch that are backward extremities."""
+    batch_ids: frozenset[str] = frozenset()
+    queried: set[str] = set()
+
+
+_DECODER = msgspec.json.Decoder(RoomReading)
 
 
 def lock_and_read(
@@ -163,20 +168,6 @@ def lock_and_read(
     # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
     # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.
     found = send_together(connections[using], [*setup, *creation, lock, *correction, Statement(_READ, values)])
-    return _reading(found[0][0], batch_ids, {*batch_ids, *prevs, *auths})
-
-
-def _reading(text: str, batch_ids: set[str], queried: set[str]) -> RoomReading:
-    rooms, extremities, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
-    found = RoomReading(batch_ids=frozenset(batch_ids), gaps=frozenset(gaps), queried=queried)
-    for values in rooms:
-        found.rooms[values[0]] = RoomFacts(*values)
-    for room_id, event_id in extremities:
-        found.extremities.setdefault(room_id, []).append(event_id)
-    found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
-    found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
-    found.queried.update(found.events)
-    found.groups = {group: GroupFacts(*facts) for group, *facts in groups}
-    found.above = [(prev, event_id) for prev, event_id in above]
-    found.redactions = [(room_id, event_id, target) for room_id, event_id, target in redactions]
-    return found
+    reading = _DECODER.decode(found[0][0])
+    reading.batch_ids, reading.queried = frozenset(batch_ids), {*batch_ids, *prevs, *auths, *reading.events}
+    return reading

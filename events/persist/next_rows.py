@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from events.errors import EventRefused, Reason
 from events.format.parsing import ParsedEvent
@@ -68,8 +68,7 @@ class Accepted:
 NOTHING = Accepted()
 
 
-@dataclass(slots=True)
-class Filled:
+class Filled(Struct):
     """Stored events whose state has become known, and which were authorised again.
 
     ``places`` has their stream positions.
@@ -78,10 +77,10 @@ class Filled:
     state, because their auth chains are incomplete. ``more``: there are more events than one batch handles.
     """
 
-    events: list[ParsedEvent] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
-    rejected: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
+    events: list[ParsedEvent] = []
+    places: dict[str, int] = {}
+    rejected: list[str] = []
+    waiting: list[str] = []
     more: bool = False
 
     @property
@@ -90,18 +89,17 @@ class Filled:
         return any(place > 0 for place in self.places.values())
 
 
-@dataclass(slots=True)
-class RoomChanges:
+class RoomChanges(Struct):
     """The changes that a batch makes in one room. Events are numbered by their indexes in ``events``."""
 
-    events: list[ParsedEvent] = field(default_factory=list)
+    events: list[ParsedEvent] = []
     backfilled: int = 0
     """The number of backfilled events in the graph, which are the first of ``events``. Outliers are not among them."""
-    refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
+    refused: list[tuple[ParsedEvent, EventRefused]] = []
     create: ParsedEvent | None = None
-    new_extremities: list[str] = field(default_factory=list)
-    removed_extremities: list[str] = field(default_factory=list)
-    state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
+    new_extremities: list[str] = []
+    removed_extremities: list[str] = []
+    state_changes: list[tuple[int, str, str, str | None, str | None]] = []
     """(number, type, state_key, new event ID, previous event ID).
 
     The new ID is None if the entry is removed, the previous ID if it is new."""
@@ -109,12 +107,12 @@ class RoomChanges:
     loses_state: bool = False
     """True if the current state is unknown from now on, so that the stored one is dropped."""
     visibility_unresolved: bool = False
-    ranges: list[VisibilityRow] = field(default_factory=list)
-    closed: list[tuple[str | None, str, int]] = field(default_factory=list)
-    uncut: list[str] = field(default_factory=list)
-    now_shown: list[str] = field(default_factory=list)
+    ranges: list[VisibilityRow] = []
+    closed: list[tuple[str | None, str, int]] = []
+    uncut: list[str] = []
+    now_shown: list[str] = []
     """Stored redactions that now have an effect, or are now rejected. Their ``withheld`` rows are deleted."""
-    redacted: dict[str, str] = field(default_factory=dict)
+    redacted: dict[str, str] = {}
     """Target -> the redaction that applies to it, for stored and new targets."""
     last_position: int | None = None
     """The position for number -1: that of the last accepted event before the batch."""
@@ -135,7 +133,7 @@ class RoomChanges:
     """True if stored ranges cannot be continued, but all needed states are known.
 
     All ranges of the room are then recomputed after the rows are written."""
-    new_groups: list[tuple[bool, int]] = field(default_factory=list)
+    new_groups: list[tuple[bool, int]] = []
     """(true if stored in full, hops) of each state group that was written."""
     reused_groups: int = 0
     """The number of events that needed no new state group."""

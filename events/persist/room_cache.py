@@ -9,13 +9,13 @@ no other process can make the cached values wrong. Of a large state only those e
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.db import connections
+from msgspec import Struct
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
@@ -290,8 +290,7 @@ class _StoredEntries:
         return full_state(self.group, self.using)
 
 
-@dataclass(slots=True, weakref_slot=True)
-class StoredRoom:
+class StoredRoom(Struct, dict=True, weakref=True, eq=False):
     """One room under its lock: its row, its events, its forward extremities, and the groups that a batch builds on.
 
     Groups have numbers in ``builder``. ``after`` maps an event ID to the number of the group after the event. ``ids``
@@ -301,28 +300,30 @@ class StoredRoom:
     room: RoomFacts
     using: str
     reading: RoomReading
-    events: StoredEvents = field(init=False)
-    builder: GroupBuilder = field(init=False)
-    extremities: list[str] = field(default_factory=list)
-    after: dict[str, int] = field(default_factory=dict)
-    ids: dict[int, int] = field(default_factory=dict)
-    chains: dict[int, int] = field(default_factory=dict)
+    extremities: list[str] = []
+    after: dict[str, int] = {}
+    ids: dict[int, int] = {}
+    chains: dict[int, int] = {}
     """Number of an adopted group -> ID of its chain."""
-    resolved: dict[frozenset[int], int] = field(default_factory=dict)
+    resolved: dict[frozenset[int], int] = {}
     """Numbers of groups -> number of the group that they resolve to."""
     resolutions_outdated: bool = False
     """True if cached resolutions may be outdated."""
     batch: Sequence[ParsedEvent] = ()
     """The new events."""
-    _numbers: dict[int, int] = field(default_factory=dict)
-    _loaded: dict[int, Mapping[StateKey, str]] = field(default_factory=dict)
+    _numbers: dict[int, int] = {}
+    _loaded: dict[int, Mapping[StateKey, str]] = {}
     """ID of a group -> its state."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def events(self) -> StoredEvents:
+        return StoredEvents(self.using, self.room_id, self.room.content_generation, self.reading)
+
+    @cached_property
+    def builder(self) -> GroupBuilder:
         # A weak reference: only the garbage collector could free two objects that refer to each other.
         stored_below = weakref.WeakMethod(self._stored_below)
-        self.builder = GroupBuilder(lambda number: below(number) if (below := stored_below()) is not None else None)
-        self.events = StoredEvents(self.using, self.room_id, self.room.content_generation, self.reading)
+        return GroupBuilder(lambda number: below(number) if (below := stored_below()) is not None else None)
 
     @property
     def room_id(self) -> str:
@@ -418,8 +419,9 @@ class StoredRoom:
         # The key needs no generation: a stored group never changes its state, and its ID is never used again.
         found = _states.get_all([(self.using, group) for group in wanted])
         cached = {group: state for group, state in zip(wanted, found, strict=True) if state is not None}
-        shared = Counter(id(parts(state)[0]) for state in (self._loaded or cached).values()).most_common(1)
-        self._loaded |= {g: state for g, state in cached.items() if id(parts(state)[0]) == shared[0][0]}
+        bases = [id(parts(state)[0]) for state in (self._loaded or cached).values()]
+        shared = max(dict.fromkeys(bases), key=bases.count, default=None)
+        self._loaded |= {g: state for g, state in cached.items() if id(parts(state)[0]) == shared}
         missing = [group for group in wanted if group not in self._loaded]
         if not missing:
             return

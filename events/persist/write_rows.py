@@ -128,9 +128,17 @@ def _write_lone(room: StoredRoom, changes: RoomChanges, stored_outliers: Collect
 def _reserve_positions(
     rooms: Sequence[tuple[StoredRoom, RoomChanges]], groups: Sequence[_Groups], using: str
 ) -> tuple[str, dict[str, int]]:
-    old = sum(event.backfilled for _, changes in rooms for event in changes.events)
-    live = sum(len(changes.events) + changes.needs_own_position for _, changes in rooms) - old
-    counts = [(registry.get(stream.name), count) for stream, count in ((EVENTS, live), (BACKFILL, old)) if count]
+    live: list[str] = []
+    old: list[str] = []
+    for room, changes in rooms:
+        # In the order of their own negative positions, if these are known (``Incoming.backfilled_at``). The sort is stable:
+        # without them the oldest event gets the lowest position.
+        backfilled = [event for event in reversed(changes.events) if event.backfilled]
+        old += [e.event_id for e in sorted(backfilled, key=lambda event: event.stream_ordering or 0, reverse=True)]
+        live += [event.event_id for event in changes.events if not event.backfilled]
+        if changes.needs_own_position:  # a state change without a live event is under the room ID
+            live.append(room.room_id)
+    counts = [(registry.get(stream.name), len(ids)) for stream, ids in ((EVENTS, live), (BACKFILL, old)) if ids]
     if not counts:  # only stored events have got their states
         _reserve_groups(groups, using)
         return writer_name(), {}
@@ -139,19 +147,8 @@ def _reserve_positions(
     group_ids = iter(reserved.pop() if new_groups else ())
     for groups_of in groups:
         groups_of.set_ids(group_ids)
-    ids, old_ids = iter(reserved[0] if live else ()), iter(reserved[-1] if old else ())
-    found: dict[str, int] = {}
-    for room, changes in rooms:
-        # In the order of their own negative positions, if these are known (``Incoming.backfilled_at``). The sort is stable:
-        # without them the oldest event gets the lowest position.
-        backfilled = [event for event in reversed(changes.events) if event.backfilled]
-        for event in sorted(backfilled, key=lambda event: event.stream_ordering or 0, reverse=True):
-            found[event.event_id] = -next(old_ids)
-        for event in changes.events:
-            if not event.backfilled:
-                found[event.event_id] = next(ids)
-        if changes.needs_own_position:  # a state change without a live event is under the room ID
-            found[room.room_id] = next(ids)
+    found = dict(zip(live, reserved[0], strict=True)) if live else {}
+    found.update((event_id, -position) for event_id, position in zip(old, reserved[-1], strict=False))
     return writer, found
 
 
@@ -172,21 +169,20 @@ def _of_event() -> dict[str, Any]:
 def _fact(position: int | None, row: Sequence[object]) -> Event:
     # As ``Event(…)`` makes it, which takes six times as long: it sends signals and sets each attribute by itself.
     event = Event.__new__(Event)
-    event.__dict__.update(
-        _of_event(), _state=ModelState(), **dict(zip(_FACT_ATTRIBUTES, (position, *row), strict=True))
-    )
+    event.__dict__.update(_of_event(), _state=ModelState())
+    event.__dict__.update(zip(_FACT_ATTRIBUTES, (position, *row), strict=True))
     return event
 
 
 class _Groups:
     # New state groups of events. Groups of intermediate current states, which no event has, are not stored.
     def __init__(self, stored: StoredRoom, changes: RoomChanges) -> None:
-        events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
+        events = [event.event_id for event in (*changes.events, *changes.filled.events) if not event.outlier]
         self._stored = stored
-        self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
+        self._after = {event_id: stored.after[event_id] for event_id in events if event_id in stored.after}
         needed = set(self._after.values()) - stored.ids.keys()
         self.new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
-        changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self.new))
+        changes.reused_groups = len(self._after) - len(needed)
         self._ids = dict(stored.ids)
 
     def set_ids(self, ids: Iterator[int]) -> None:
@@ -260,24 +256,23 @@ class _RoomWriter:
         changes, known = self._changes, self._stored.events
         if changes.loses_state:
             return [*self._stored.members()]
-        users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
+        changed = [(kind, key) for _, kind, key, _, _ in changes.state_changes]
         # Redactions that take effect now, and those that lost their effect.
-        rejected = set(changes.filled.rejected)
-        unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
-        targets = [event for event_id in (*changes.redacted, *unflagged) if (event := known.get(event_id)) is not None]
-        states = [event for event in targets if event.is_state]
-        users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
-        return sorted(users) if changes.state_changes or states else None
+        targets = [*changes.redacted]
+        if rejected := set(changes.filled.rejected):
+            targets += [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
+        found = (event for event_id in targets if (event := known.get(event_id)) is not None)
+        changed += [(event.type, event.state_key) for event in found if event.state_key is not None]
+        return sorted({user for entry in changed for user in users_of(*entry)}) if changed else None
 
     # --- removed and added rows ----------------------------------------------------------------------
     def _extremities(self) -> None:
         removed, new, rows = self._changes.removed_extremities, self._changes.new_extremities, self._rows
         # An updated row takes the place of a removed row and an added row.
-        both = min(len(removed), len(new))
-        for old, event_id in zip(removed[:both], new[:both], strict=True):
+        for old, event_id in zip(removed, new, strict=False):
             rows.change("events_forwardextremity", old, event_id=event_id)
-        rows.remove("events_forwardextremity", *((old,) for old in removed[both:]))
-        for event_id in new[both:]:
+        rows.remove("events_forwardextremity", *((old,) for old in removed[len(new) :]))
+        for event_id in new[len(removed) :]:
             rows.add("events_forwardextremity", event_id, self.room_id)
 
     def _events(self, stored_outliers: Collection[str]) -> None:

@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import psycopg2
 
 from pipeline.doctor.server_rooms import state_of_group
@@ -87,8 +88,7 @@ class Range:
     upto: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewEvent:
+class NewEvent(msgspec.Struct, frozen=True):
     """An event as the server stores it now. ``place`` is the position under which it is new.
 
     ``broken`` is the reason why it cannot be read. Otherwise ``line`` has its bytes, and what the server says of it.
