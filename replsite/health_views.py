@@ -36,7 +36,7 @@ _WORDS_OF_WORD = {
     "postgres/postgres.log in the data folder.",
 }
 _MORE = " `manage.py health` shows more."
-_GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs", "Table": "tables"}
+_GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs", "Table": "tables", "Holds": "holds"}
 
 
 def without_details(report: Report) -> Report:

@@ -182,7 +182,7 @@ def check_holds(
         with connections[alias].cursor() as cursor:
             found += [
                 # A warning: ``migrate`` may be about to mend it.
-                Warning(f"Stream {weak.stream!r}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
+                Warning(f"{weak.subject}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
                 for weak in losing(cursor)
             ]
     return found

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -28,6 +28,7 @@ from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
 from replsite.conf import site_settings
+from replsite.http.sessions import is_real
 from streams.browsers.threads import LEAVE
 from streams.core.bounded import BoundedDict
 from streams.runtime.logs import get_logger
@@ -67,6 +68,10 @@ class Pool:
         for _ in range(places):
             self._free.put_nowait(_Place())
 
+    @property
+    def is_full(self) -> bool:
+        return self._free.empty()
+
     async def enter(self) -> _Place:
         """Returns a place for a request. If no place is free, waits until one is.
 
@@ -104,6 +109,9 @@ class RequestPlaces:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
         self._pages = Pool("pages", pages or site_settings().request_limit, 200)
+        # While strangers take all places of pages, with made-up cookies for instance.
+        self._users = Pool("pages of users", 2, 200)
+        self._session = re.compile(rf"(?:^|[; ]){re.escape(settings.SESSION_COOKIE_NAME)}=(\w+)".encode())
         # Viewers ask each second. While the database is slow, they must not hold the places of other pages.
         self._live = Pool("live page", 4, 1_000)
         # A thousand questions with made-up cookies, each with a look for its session, must not come before who looks already.
@@ -118,7 +126,7 @@ class RequestPlaces:
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = Pool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         POOLS[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        POOLS.extend([self._live, self._open])
+        POOLS.extend([self._live, self._open, self._users])
         self._log_at = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -126,6 +134,8 @@ class RequestPlaces:
         if pool is self._live:
             viewer = hash(tuple(value for name, value in scope["headers"] if name == b"cookie"))
             pool, send = self._open if viewer in self._viewers else pool, self._remembering(viewer, send)
+        elif pool is self._pages and pool.is_full and self._is_user(scope["headers"]):
+            pool = self._users
         try:
             place = await pool.enter()
         except Busy as busy:
@@ -147,6 +157,10 @@ class RequestPlaces:
                 await self._application(scope | {CAME: came, LEAVE: end}, receive, send)
         finally:
             end()
+
+    def _is_user(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        keys = (self._session.search(value) for name, value in headers if name == b"cookie")
+        return any(key is not None and is_real(key[1].decode()) for key in keys)
 
     def _remembering(self, viewer: int, send: Any) -> Any:
         async def remember_and_send(message: dict[str, Any]) -> None:

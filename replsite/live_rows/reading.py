@@ -490,6 +490,8 @@ class _Reading:
         folder, free, wanted = _read_disk()
         if behind := self.tables_behind:
             problems.append(Problem(f"Table {behind[0]}", tables_verdict(behind)))
+        if of_all := holds_verdict([found for found in self.weaknesses if not found.stream]):
+            problems.append(Problem("Holds of all streams", of_all))
         full = disk_verdict(folder, free, wanted)
         problems += [Problem("Disk", full, folder)] if full else []
         return site_health(problems, ", ".join(parts))

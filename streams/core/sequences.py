@@ -41,13 +41,37 @@ SELECT number, coalesce(pg_sequence_last_value(id), next - 1) FROM seen ORDER BY
 """
 _ROW = "SELECT {number} AS number, tableoid AS id, last_value AS next FROM {sequence}"
 
+#: Locks on relations that another transaction has taken, or waits for, to alter them. Nobody else can read such a sequence.
+_ALTERING = """FROM pg_catalog.pg_locks k
+WHERE k.locktype = 'relation' AND k.pid IS DISTINCT FROM pg_backend_pid()
+  AND k.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
+  AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+
+
+def is_altered_sql(sequence: str) -> str:
+    """Returns the SQL condition that whoever reads the sequence would wait for a transaction that alters it. It does not wait."""
+    return f"{sequence}::oid = ANY (ARRAY(SELECT k.relation {_ALTERING}))"
+
+
+#: Who alters a sequence: empty for the first second. Null if nobody does.
+_ALTERED_BY = f"""
+CASE WHEN {is_altered_sql("c.oid")} THEN coalesce((
+    SELECT string_agg(DISTINCT coalesce('database session ' || a.pid || ' of role ' || a.usename || coalesce(
+               ' (' || nullif(a.application_name, '') || ', ' || a.state || ')', ''), 'a prepared transaction')
+               || CASE WHEN k.granted THEN '' ELSE ', which waits for session '
+                       || array_to_string(pg_blocking_pids(k.pid), ', ') END, '; ')
+      FROM (SELECT k.pid, k.relation, k.granted {_ALTERING}) AS k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
+     WHERE k.relation = c.oid AND coalesce(a.xact_start, '-infinity') < clock_timestamp() - interval '1 second'
+), '') END
+"""
 #: All that this module says of sequences, for the streams in ``given``. A value is read only where the role may read it, and
 #: an unlogged sequence has none on a standby. The names of a stream lead into several schemas if its tables and its sequence
 #: are not in the same one, or if another site's are where this site's positions are not.
-_SEQUENCES = """
+_SEQUENCES = f"""
 SELECT given.stream, c.relpersistence::text, s.seqtypid::regtype::text, s.seqstart, s.seqmin, s.seqmax, s.seqincrement,
        s.seqcache, s.seqcycle, coalesce(has_sequence_privilege(c.oid, 'SELECT'), false),
-       CASE WHEN has_sequence_privilege(c.oid, 'SELECT') AND (c.relpersistence = 'p' OR NOT pg_is_in_recovery())
+       CASE WHEN {is_altered_sql("c.oid")} THEN NULL
+            WHEN has_sequence_privilege(c.oid, 'SELECT') AND (c.relpersistence = 'p' OR NOT pg_is_in_recovery())
             THEN pg_sequence_last_value(c.oid) END,
        ARRAY(
            SELECT DISTINCT n.nspname::text FROM pg_class r JOIN pg_namespace n ON n.oid = r.relnamespace
@@ -61,14 +85,15 @@ SELECT given.stream, c.relpersistence::text, s.seqtypid::regtype::text, s.seqsta
            SELECT d.refobjid::regclass::text FROM pg_depend d
            WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass AND d.objid = c.oid
              AND d.deptype IN ('a', 'i') AND d.refobjid <> ALL (tables.ids) LIMIT 1
-       ), '')
+       ), ''),
+       {_ALTERED_BY}
 FROM jsonb_to_recordset(%(given)s::jsonb) AS given (stream text, sequence text, tables text[])
 LEFT JOIN pg_class c ON c.oid = to_regclass(given.sequence) AND c.relkind = 'S'
 LEFT JOIN pg_sequence s ON s.seqrelid = c.oid
 LEFT JOIN pg_class home ON home.oid = to_regclass('streams_streamposition')
 CROSS JOIN LATERAL (
-    SELECT coalesce(array_agg(t.oid) FILTER (WHERE t.oid IS NOT NULL), '{}'),
-           coalesce(array_agg(one.name) FILTER (WHERE t.oid IS NULL), '{}')
+    SELECT coalesce(array_agg(t.oid) FILTER (WHERE t.oid IS NOT NULL), '{{}}'),
+           coalesce(array_agg(one.name) FILTER (WHERE t.oid IS NULL), '{{}}')
     FROM unnest(given.tables) AS one (name) LEFT JOIN pg_class t ON t.oid = to_regclass(quote_ident(one.name))
 ) AS tables (ids, missing)
 """
@@ -121,6 +146,8 @@ class FoundSequence:
     missing_tables: tuple[str, ...]
     other_owner: str
     """The table that owns the sequence, if that is none of the stream's tables."""
+    altered_by: str | None = None
+    """Who is altering the sequence, so that its value cannot be read. Empty for the first second. None if nobody does."""
     now_called: str = ""
     """The name, with the schema, under which the stream's triggers still find the sequence, if its own name leads nowhere."""
 
@@ -149,6 +176,9 @@ class FoundSequence:
         if self.persistence is None:
             yield self._absence
             return
+        if self.altered_by:
+            text = f"is being altered by {self.altered_by}: nobody can append, and readers of its stream wait"
+            yield Fault(text, remedy="end that transaction", loses_facts=False)
         if not self.is_readable:
             grant = f"GRANT SELECT, USAGE, UPDATE ON SEQUENCE {self.sequence} TO the role"
             yield Fault("may not be read by this role", remedy=f"as the owner of the sequence: {grant}")
@@ -283,11 +313,15 @@ def read_sequences(cursor: Any, declarations: Collection[StreamDeclaration]) -> 
     rows = {stream: values for stream, *values in cursor.fetchall()}
     found = {}
     for d in declarations:
-        *values, schemas, missing, owner = rows[d.name]
-        values += [tuple(schemas), tuple(missing), owner]
+        *values, schemas, missing, owner, altered_by = rows[d.name]
+        values += [tuple(schemas), tuple(missing), owner, altered_by]
         found[d.name] = FoundSequence(d.name, d.sequence, d.empty_position, *values)
     if lost := [name for name, f in found.items() if f.persistence is None]:
         found |= {name: replace(found[name], now_called=called) for name, called in _now_called(cursor, lost).items()}
-    unused = [f for f in found.values() if f.last_value is None and f.is_readable and f.persistence == "p"]
+    unused = [
+        f
+        for f in found.values()
+        if f.last_value is None and f.is_readable and f.persistence == "p" and f.altered_by is None
+    ]
     values = _read_unused(cursor, sorted({f.sequence for f in unused}))
     return found | {f.stream: replace(f, last_value=values[f.sequence]) for f in unused}

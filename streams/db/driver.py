@@ -604,10 +604,13 @@ class KeptConnection:
 
     Set ``reads_in_order`` for connections that read facts by ascending IDs in pieces. Otherwise PostgreSQL may read and
     sort the whole table for each piece, instead of using the index. PostgreSQL does so on a table that was filled after
-    its last ANALYZE.
+    its last ANALYZE. A statement that waits for a lock for ``lock_seconds`` raises ``lock_timed_out`` (0: it waits on).
     """
 
-    def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
+    def __init__(
+        self, using: str | None, application_name: str, *, reads_in_order: bool = False, lock_seconds: float = 0.0
+    ) -> None:
+        self._lock_ms = int(lock_seconds * 1000)
         self._using = using
         self._application_name = application_name
         self._reads_in_order = reads_in_order
@@ -622,6 +625,9 @@ class KeptConnection:
         try:
             if self._reads_in_order and is_new:
                 read_in_order(self._connection)
+            if self._lock_ms and is_new:
+                with self._connection.cursor() as fresh:
+                    fresh.execute(f"SET lock_timeout = {self._lock_ms}")
             with _PreparingCursor(self._connection) as cursor:
                 yield cursor
         except DatabaseError:

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from functools import cache, lru_cache
 from types import MappingProxyType
 
+from streams.core.sequences import is_altered_sql
+
 __all__ = [
     "ANY_WRITER",
     "CLASSES",
@@ -291,15 +293,15 @@ END
 
 #: Who holds a stream back. A prepared transaction has no process: it is found by the lock that it holds
 #: on its own number.
-_HOLDERS = """
+_HOLDERS = f"""
 SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.prepared) AS since, a.state,
        coalesce(a.usename, p.owner) AS role, a.application_name AS application, host(a.client_addr) AS client,
        a.query AS statement, b.class
   FROM pg_catalog.pg_locks k
-  JOIN {schema}.streams_held h ON h.number = k.classid::bigint >> 20
+  JOIN {{schema}}.streams_held h ON h.number = k.classid::bigint >> 20
   JOIN pg_catalog.pg_sequence s ON s.seqrelid = h.sequence
-  LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), {schema}.streams_given(h.sequence)) AS given
-                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT')) AS g ON true
+  LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), {{schema}}.streams_given(h.sequence)) AS given
+                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT') AND NOT {is_altered_sql("h.sequence")}) AS g ON true
  CROSS JOIN LATERAL (SELECT (k.classid::bigint & 255) << 32 | k.objid::bigint AS low) AS l
  CROSS JOIN LATERAL (SELECT coalesce(g.given + ((l.low - g.given + 549755813888) & 1099511627775) - 549755813888, l.low) AS bound,
                             (k.classid::bigint >> 8 & 4095)::int AS class) AS b

@@ -35,7 +35,13 @@ class Weakness:
     statement: str = ""
     """What the owner of the tables runs to mend it, if ``fix`` is such a statement."""
 
+    @property
+    def subject(self) -> str:
+        return f"Stream {self.stream!r}" if self.stream else "All streams"
 
+
+#: Puts back functions, and the view that a later migration has replaced.
+_AGAIN = "for number in 0027 0031; do manage.py sqlmigrate streams $number | manage.py dbshell; done"
 _INSTALL = "Run again, with the same options: SELECT streams_hold_table('{object}', '{stream}', '{sequence}')"
 #: Status word of the record that a looker has moved a sequence forward which somebody had set back.
 SET_BACK = "sequence set back"
@@ -90,6 +96,12 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         _INSTALL,
         True,
     ),
+    "identity": (
+        "column {detail} of table {object} is an identity of its own, and takes no IDs from {sequence}: facts are refused",
+        "ALTER TABLE {object} ALTER {detail} DROP IDENTITY; "
+        "SELECT streams_hold_table('{object}', '{stream}', '{sequence}'), with the same options as before",
+        True,
+    ),
     "no default": (
         "column {detail} of table {object} has no default, so only programs that take IDs themselves can append",
         _INSTALL,
@@ -127,7 +139,12 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
     ),
     "function": (
         "function {object} is not that of this version ({detail})",
-        "Run: manage.py migrate. If nothing is to migrate: manage.py sqlmigrate streams 0027 | manage.py dbshell",
+        f"Run: manage.py migrate. If nothing is to migrate: {_AGAIN}",
+        True,
+    ),
+    "altered": (
+        "function {object} was altered: {detail}",
+        f"Run: {_AGAIN}",
         True,
     ),
     "may not read": (
@@ -186,11 +203,13 @@ WITH RECURSIVE held AS (
     SELECT f.name, f.body, CASE WHEN right(f.name, 1) = ')' THEN to_regprocedure(site.name || '.' || f.name) END AS oid
       FROM unnest(%(functions)s::text[], %(bodies)s::text[]) AS f (name, body), site
 ), installed AS (
-    SELECT p.oid::regprocedure::text AS name, p.provolatile, p.prosecdef, p.proconfig, p.prosrc, g.name AS given,
+    SELECT p.oid::regprocedure::text AS name, p.provolatile, p.proparallel, p.proisstrict, p.prosecdef, p.proconfig, p.prosrc,
+           g.name AS given,
            replace(g.body, '{schema}', site.name) AS body
       FROM site JOIN pg_proc p ON p.pronamespace = site.oid JOIN given g ON p.oid = g.oid
     UNION ALL
-    SELECT DISTINCT p.oid::regprocedure::text, p.provolatile, p.prosecdef, p.proconfig, p.prosrc, g.name,
+    SELECT DISTINCT p.oid::regprocedure::text, p.provolatile, p.proparallel, p.proisstrict, p.prosecdef, p.proconfig, p.prosrc,
+           g.name,
            replace(replace(replace(g.body, '{schema}', site.name), '{id}', quote_ident(a.part[4])),
                    '{writer}', quote_ident(a.part[5]))
       FROM site JOIN pg_proc p ON p.pronamespace = site.oid AND p.proname ~ '^streams_guard_[0-9a-f]{8}$'
@@ -240,6 +259,13 @@ UNION ALL SELECT CASE WHEN f.oid IS NULL THEN 'no default' ELSE 'default' END, w
    AND CASE WHEN f.oid IS NULL THEN NOT (SELECT t.relispartition FROM pg_class t WHERE t.oid = w.t)
             ELSE d.refobjid IS DISTINCT FROM w.sequence OR e.text !~ CASE WHEN a.part[3] = '-1'
                  THEN '^\\(- nextval\\(''.+''::regclass\\)\\)$' ELSE '^nextval\\(''.+''::regclass\\)$' END END
+UNION ALL SELECT 'identity', w.stream, w.sequence::text, w.t::regclass::text, quote_ident(c.attname)
+  FROM wanted w JOIN pg_trigger g ON g.tgrelid = w.t AND g.tgname = w.name AND w.name ~ '^streams_guard_[0-9]+$'
+ CROSS JOIN LATERAL (SELECT string_to_array(encode(g.tgargs, 'escape'), '\\000') AS part) AS a
+  JOIN pg_attribute c ON c.attrelid = w.t AND c.attname = a.part[4] AND c.attidentity <> ''
+ WHERE NOT (a.part[3] = '-1' AND coalesce(a.part[6], '') = 'shared')
+   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_class'::regclass
+                      AND d.objid = w.sequence AND d.refobjid = coalesce(pg_partition_root(w.t), w.t) AND d.deptype = 'i')
 UNION ALL SELECT 'table', h.stream, h.sequence::text, tree.t::regclass::text, ''
   FROM tree JOIN held h ON h.number = tree.number JOIN pg_class c ON c.oid = tree.t WHERE c.relkind NOT IN ('r', 'p')
 UNION ALL SELECT 'unlogged table', h.stream, h.sequence::text, tree.t::regclass::text, ''
@@ -258,11 +284,13 @@ UNION ALL SELECT DISTINCT 'number', h.stream, h.sequence::text, d.t::regclass::t
   FROM drawn d JOIN held h ON h.number = d.number JOIN pg_trigger g ON g.tgrelid = d.t AND g.tgname ~ '^streams_hold_[0-9]+$'
  WHERE to_regclass(split_part(encode(g.tgargs, 'escape'), '\\000', 2)) = h.sequence
    AND NOT EXISTS (SELECT FROM held k WHERE k.hold = g.tgname AND k.sequence = h.sequence)
-UNION ALL SELECT 'function', '', '', i.name, CASE
-       WHEN i.prosrc <> i.body THEN 'another body' WHEN i.provolatile <> 'v' THEN 'not VOLATILE' ELSE 'other options' END
-  FROM installed i WHERE i.prosrc <> i.body OR i.provolatile <> 'v'
-    OR NOT coalesce(i.proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp']
-    OR i.prosecdef <> (i.given NOT IN ('streams_guard_row()', 'streams_refuse()'))
+UNION ALL SELECT 'function', '', '', i.name, 'another body' FROM installed i WHERE i.prosrc <> i.body
+UNION ALL SELECT 'altered', '', '', i.name, o.detail FROM installed i CROSS JOIN LATERAL (VALUES
+       ('not VOLATILE', i.provolatile <> 'v'), ('not PARALLEL UNSAFE', i.proparallel <> 'u'),
+       ('STRICT', i.proisstrict <> (i.given = 'streams_given(regclass)')),
+       ('another search_path', NOT coalesce(i.proconfig, '{}') @> ARRAY['search_path=pg_catalog, pg_temp']),
+       ('not SECURITY DEFINER', i.prosecdef <> (i.given NOT IN ('streams_guard_row()', 'streams_refuse()')))) AS o (detail, wrong)
+ WHERE o.wrong
 UNION ALL SELECT 'function', '', '', g.name, 'missing' FROM given g
  WHERE g.name <> 'streams_guard' AND g.oid IS NULL
 UNION ALL SELECT 'may not read', h.stream, h.sequence::text, h.sequence::text, p.proowner::regrole::text
@@ -341,8 +369,8 @@ def weaknesses(cursor: Any) -> list[Weakness]:
 
 
 def losing(cursor: Any) -> list[Weakness]:
-    """Returns the weaknesses of single streams by which readers can miss facts."""
-    return [found for found in weaknesses(cursor) if found.stream and found.loses]
+    """Returns the weaknesses by which readers can miss facts, as far as no update of the program, under way, has brought them."""
+    return [found for found in weaknesses(cursor) if found.loses and found.kind != "function"]
 
 
 # --- trying it ----------------------------------------------------------------------------------------------------

@@ -16,12 +16,13 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from streams import registry
 from streams.conf import stream_settings
-from streams.core.sequences import last_values
+from streams.core.sequences import is_altered_sql, last_values
 from streams.db.sequences import move_forward
 from streams.errors import StreamError
 
-#: Sequences that a column of the tables owns, or that its default takes values from, with the last values they gave out.
-_USED = """
+#: Sequences that a column of the tables owns, or that its default takes values from, with the last values they gave out. Not one
+#: that somebody is altering: its value cannot be read.
+_USED = f"""
 SELECT DISTINCT ON (2, 3, 1) c.oid::regclass::text, t.oid::regclass::text, a.attname::text, quote_ident(a.attname),
        pg_sequence_last_value(s.seqrelid)
 FROM (
@@ -36,6 +37,7 @@ JOIN pg_sequence s ON s.seqrelid = c.oid AND s.seqincrement > 0
 JOIN pg_class t ON t.oid = used.table_id AND t.relname = ANY (%(tables)s) AND pg_table_is_visible(t.oid)
 JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = used.number
 WHERE has_table_privilege(t.oid, 'SELECT') AND CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.oid, 'SELECT') END
+  AND NOT {is_altered_sql("c.oid")}
 ORDER BY 2, 3, 1
 """
 

@@ -33,5 +33,5 @@ class CheckStreams(Operation):
             count.add(len(findings))
         wrong = {found.stream: f"{found.verdict}: {found.fix}" for found in findings if not found.well}
         wrong |= {f"{t.table}.{t.column}": f"{t.verdict}: {t.fix}" for t in tables if not t.well}
-        wrong |= {f"holds of {w.stream}": f"{w.problem}: {w.fix}" for w in weak}
+        wrong |= {f"holds of {w.stream or 'all streams'}": f"{w.problem}: {w.fix}" for w in weak}
         return {"streams": len(findings), "wrong": wrong}

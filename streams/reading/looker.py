@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 from streams import epochs
 from streams.db import driver
+from streams.holds.weaknesses import losing
 from streams.reading.hints import HINT_GAP_SECONDS, answer_to, answered_word, hinted_word, more_follows, send_payloads
 from streams.reading.position_store import SESSION, STANDS_STILL_SECONDS, PositionStore, Unconfirmed
 from streams.reading.trust import MAY_WRITE
@@ -288,6 +289,9 @@ class Looker:
     def _lead(self) -> None:
         """Looks until this candidate is stopped, or an error is raised."""
         pace, quick_from = Pace(), 0.0
+        with self._connection.cursor() as cursor:
+            for weak in losing(cursor):
+                log.error("looker.holds_weak", of=weak.subject, error=weak.problem, do=weak.fix)
         self._store.remembers_rows = True
         while not self._stopping:
             started, word = time.monotonic(), self._last_hint()

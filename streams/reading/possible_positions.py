@@ -24,20 +24,27 @@ from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
 from streams.core.positions import RETIRED
 from streams.core.queries import STORED_POSITIONS
-from streams.core.sequences import last_values
+from streams.core.sequences import is_altered_sql, last_values
 from streams.holds.look import LOOK_WHERE_POSSIBLE, Seen, seen_of
 from streams.reading.rows import StoredPosition, stored_positions
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
+#: Longest wait of a reader of many streams for a lock on the sequence or the table of one. A short ALTER SEQUENCE ends sooner.
+LOCK_SECONDS = 0.25
+#: The SQLSTATE of a lock that was not free in time. Executors of Spark have no module of the driver's errors.
+_LOCK_NOT_AVAILABLE = "55P03"
 _COLUMNS = len(fields(StoredPosition))
 #: The last value of a sequence, 0 if it gave out none, or null if it cannot be read.
 _LAST_VALUE = """CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
                       THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)),
                                     (NOT has_sequence_privilege(to_regclass(given.sequence), 'SELECT'))::int) END"""
+#: The same, or ``_IS_ALTERED`` for a sequence that somebody is altering, which nobody can read.
+_IS_ALTERED = -1
+_AT_ONCE = f"CASE WHEN {is_altered_sql('to_regclass(given.sequence)')} THEN {_IS_ALTERED} ELSE {_LAST_VALUE} END"
 #: A standby may know positions from elsewhere before it has the values of the sequences.
 _GIVEN_OUT = f"""
-SELECT given.name, {_LAST_VALUE} FROM unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence)
+SELECT given.name, {_AT_ONCE} FROM unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence)
 WHERE NOT pg_is_in_recovery()
 """
 #: Stored positions, each with the last value of its stream's sequence, or null if that cannot be read. Sequences are read after
@@ -47,6 +54,7 @@ SELECT stored.*, {_LAST_VALUE}
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
+_WITH_GIVEN_OUT_AT_ONCE = _WITH_GIVEN_OUT.replace(_LAST_VALUE, _AT_ONCE)
 #: The same, each with a look at its stream, or nulls where none is possible. The rows are those of the statement's snapshot, so
 #: they are older than the look. That is right: what is not known of a writer holds all others back in ``Seen.positions_of``.
 _WITH_SEEN = f"""
@@ -73,11 +81,13 @@ def possible_positions(
     A position above the stream's sequence is replaced by the writer's position in ``known``, which are the positions that
     the caller knew before. A writer that is not in ``known`` gets the lowest position of the stream's other writers.
     Streams in memory are not checked, because they restart together with their sequences.
+
+    While somebody is altering a sequence, its stream stays where it is ``known``, and no other stream waits. If nothing is
+    known of the stream, it is not checked then. A caller that gives ``known`` has a connection with ``LOCK_SECONDS``.
     """
     unmoved: dict[str, dict[str, StoredPosition]] = {}
     if streams is None and known:
-        # Who keeps an ALTER SEQUENCE open keeps everybody from reading this sequence. Its stream does not move meanwhile, and
-        # the others must. What was known before is at or below the sequence, or counts as what was known before.
+        # Nothing to compare: what was known before is at or below the sequence, or counts as what was known before.
         found = stored_positions(cursor)
         unmoved = {
             name: stored for name, stored in found.items() if _positions(stored) == _positions(known.get(name, {}))
@@ -86,10 +96,15 @@ def possible_positions(
         if not streams:
             return unmoved
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
-    found, given_out, _ = _read(cursor, streams, declared)
+    try:
+        # To ask for locks at each read would cost more than the read.
+        found, given_out, _ = _read(cursor, streams, declared, _WITH_GIVEN_OUT if known else _WITH_GIVEN_OUT_AT_ONCE)
+    except Exception as error:
+        if _LOCK_NOT_AVAILABLE not in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
+            raise
+        found, given_out, _ = _read(cursor, streams, declared, _WITH_GIVEN_OUT_AT_ONCE)
     return unmoved | {
-        name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
-        for name, stored in found.items()
+        name: _possible(stored, given_out.get(name), (known or {}).get(name, {})) for name, stored in found.items()
     }
 
 
@@ -125,7 +140,7 @@ def _of_one(
     name = declaration.name
     found, given_out, seen = _read(cursor, [name], [declaration], statement)
     stored, last_value = found.get(name, {}), given_out.get(name)
-    return (stored if last_value is None else _held(stored, max(last_value, 1), {})), last_value, seen.get(name)
+    return _possible(stored, last_value, {}), last_value, seen.get(name)
 
 
 def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
@@ -140,7 +155,7 @@ def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
         if bound.name in streams and not bound.declaration.in_memory
     }
     cursor.execute(_GIVEN_OUT, {"names": list(sequences), "sequences": list(sequences.values())})
-    found = {name: last_value for name, last_value in cursor.fetchall() if last_value is not None}
+    found = {name: last_value for name, last_value in cursor.fetchall() if last_value not in (None, _IS_ALTERED)}
     return {name: max(last_value, 1) for name, last_value in _true_values(cursor, found, sequences, found).items()}
 
 
@@ -153,7 +168,7 @@ def _read(
     """Returns the stored positions, ``{stream: last value of its sequence}``, and what a look saw, if the statement looks.
 
     The second result lacks streams that are in memory or not in ``declared``, and streams whose sequence cannot be
-    read.
+    read. It may have ``_IS_ALTERED``.
     """
     sequences = {stream.name: stream.sequence for stream in declared if not stream.in_memory}
     cursor.execute(
@@ -197,6 +212,15 @@ def _true_values(
     unknown = {name: sequences[name] for name in streams if given_out.get(name) == 0}
     values = last_values(cursor, {*unknown.values()}) if unknown else {}
     return {**given_out, **{name: values[sequence] for name, sequence in unknown.items()}}
+
+
+def _possible(
+    stored: dict[str, StoredPosition], given_out: int | None, known: Mapping[str, At]
+) -> dict[str, StoredPosition]:
+    if given_out == _IS_ALTERED:
+        kept = {writer: replace(at, position=known[writer].position) for writer, at in stored.items() if writer in known}
+        return kept or stored
+    return stored if given_out is None else _held(stored, max(given_out, 1), known)
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:

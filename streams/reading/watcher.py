@@ -26,7 +26,7 @@ from streams.conf import stream_settings
 from streams.core import lookup
 from streams.db import driver
 from streams.reading.position_notifications import PositionListener
-from streams.reading.possible_positions import possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, possible_positions
 from streams.reading.rows import StoredPosition
 
 START_SECONDS = 10.0
@@ -103,7 +103,9 @@ class PositionWatcher(PositionListener):
         self.is_away = False
         #: Held while facts are applied, so that each position is applied once and in order.
         self._applying = threading.RLock()
-        self._connection_for_rows = driver.KeptConnection(using, "replsite positions", reads_in_order=True)
+        self._connection_for_rows = driver.KeptConnection(
+            using, "replsite positions", reads_in_order=True, lock_seconds=LOCK_SECONDS
+        )
         self._known: Found = {}
         self._epoch = ""
         self._is_behind = True

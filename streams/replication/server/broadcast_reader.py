@@ -21,7 +21,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.reading import watcher
-from streams.reading.possible_positions import possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import (
@@ -44,7 +44,9 @@ from streams.replication.protocol.rdata_sql import (
     plain_lines,
     plain_lines_sql,
 )
+from streams.runtime.logs import Condition, get_logger
 
+log = get_logger(__name__)
 #: Most rows of one writer that a round reads. The rest follows in the next round.
 ROWS_PER_READ = 1_000
 
@@ -99,7 +101,8 @@ class BroadcastReader:
         """True if ``_epoch`` was read on the present connection, and not from a standby."""
         self._has_many_rows: dict[str, bool] = {}
         """Stream -> true if its last read had a fact of several rows. The next read probably has one, too."""
-        self._connection = driver.KeptConnection(using, name, reads_in_order=True)
+        self._waits = Condition(log, "broadcaster.stream_locked", "broadcaster.stream_free")
+        self._connection = driver.KeptConnection(using, name, reads_in_order=True, lock_seconds=LOCK_SECONDS)
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
         """Returns all positions that are stored now, as ``{stream: {writer: position}}``. Raises `DatabaseRestored`."""
@@ -158,12 +161,19 @@ class BroadcastReader:
         """
         result = Round()
         cut: set[tuple[str, str]] = set()
+        locked: set[str] = set()
         started = time.monotonic()
         with self._at_work() as cursor:
             for step in self._announcer.steps(self._positions(cursor, only), started, only):
-                if (step.stream, step.writer) in cut:
+                if (step.stream, step.writer) in cut or step.stream in locked:
                     continue
-                lines, position = self._carry_out(cursor, step)
+                try:
+                    lines, position = self._carry_out(cursor, step)
+                except driver.lock_timed_out as error:
+                    # Such as during VACUUM FULL. The stream's other steps wait as well, so that none passes these facts.
+                    locked.add(step.stream)
+                    self._waits.begins(error, stream=step.stream)
+                    continue
                 # Not all rows were read. The writer's other steps wait for the rest: a Move would take followers past the
                 # unread rows.
                 if isinstance(step, Read) and position < step.upto:
@@ -176,7 +186,9 @@ class BroadcastReader:
                     result.rows[step.stream] += lines.rows
                 result.done.append(Done(step.stream, step.writer, position))
         result.has_more = {stream for stream, _ in cut}
-        if only is None and not cut:
+        if only is None and not locked:
+            self._waits.ends()
+        if only is None and not cut and not locked:
             self._current_at = started  # not the end: facts announced since the start may be unread
         return result
 

@@ -56,6 +56,9 @@ PART_BYTES = 7_000
 #: connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
+#: All connections that are younger share what one client may have. Otherwise a program that connects again and again would have a
+#: share for each of its connections.
+NEW_SECONDS = 10.0
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
 #: lines and parts are dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
@@ -190,9 +193,10 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         now = time.monotonic()
-        room = self._of_clients.room(sender.key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
+        key = sender.key if now >= sender.connected_at + NEW_SECONDS else "new"
+        room = self._of_clients.room(key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
         lines = self._lines(commands, sender, room)
-        self._of_clients.add(sender.key, sum(map(_weight, lines)), len(commands) - len(lines))
+        self._of_clients.add(key, sum(map(_weight, lines)), len(commands) - len(lines))
         self._send_to_clients(lines)
         for line in lines:
             self._wait(line)

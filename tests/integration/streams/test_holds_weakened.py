@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
+from replsite.live_rows.reading import read_snapshot
+from streams.db import driver
 from streams.holds.installed_sql import DROP, FUNCTIONS
 from streams.holds.weaknesses import Weakness, probe, weaknesses
 from tests.support.held_tables import Session, Sessions, drop, held_orders, sessions
@@ -92,6 +94,32 @@ def test_each_weakness_is_found_and_its_fix_mends_it(owner: Session, statement: 
         owner("DROP FUNCTION IF EXISTS held_id CASCADE")
 
 
+@pytest.mark.parametrize("identity", ["BY DEFAULT AS IDENTITY (START 1000000)", "ALWAYS AS IDENTITY"])
+def test_an_identity_that_takes_no_ids_from_the_streams_sequence_is_found(owner: Session, identity: str):
+    """Its IDs were not given out by the sequence, or lie below what was, so each fact is refused."""
+    owner("ALTER TABLE held_order ALTER stream_id DROP DEFAULT, ALTER stream_id SET NOT NULL")
+    owner(f"ALTER TABLE held_order ALTER stream_id ADD GENERATED {identity}")
+    with pytest.raises(driver.DatabaseError, match="is refused"):
+        owner.append("x")
+    (identity,) = found(owner)
+    assert identity.loses and "column stream_id of table held_order is an identity of its own" in identity.problem
+    owner(identity.fix.partition(", with")[0])
+    assert found(owner) == []
+    assert owner.append("x") == [2]
+
+
+@pytest.mark.parametrize("start", [1, 2, 1_000_000])
+def test_a_stream_may_take_its_ids_from_the_identity_of_its_table(owner: Session, start: int):
+    owner(f"""CREATE TABLE held_other (
+            stream_id bigint GENERATED ALWAYS AS IDENTITY (START {start}), instance_name text NOT NULL DEFAULT 'master');
+        SELECT streams_hold_table('held_other', 'others', 'held_other_stream_id_seq', defaults => false)""")
+    try:
+        assert owner.one("INSERT INTO held_other DEFAULT VALUES RETURNING stream_id") == start
+        assert found(owner, "others") == []
+    finally:
+        drop("held_other")
+
+
 def test_policies_that_hide_facts_from_the_role_are_found(owner: Session):
     """Its readers passed over the facts; ``check --database`` alone told so."""
     owner("CREATE ROLE held_tenant; GRANT SELECT ON held_order, streams_held TO held_tenant")
@@ -150,13 +178,17 @@ def test_the_guard_of_partitions_to_come_is_looked_after(owner: Session, stateme
 
 FUNCTIONS_CHANGED = {
     "ALTER FUNCTION streams_look(text[]) STABLE": "not VOLATILE",
-    "ALTER FUNCTION streams_hold() SECURITY INVOKER": "other options",
-    "ALTER FUNCTION streams_hold() RESET search_path": "other options",
-    "ALTER FUNCTION streams_look(text[]) SET search_path = pg_catalog": "other options",
-    "CREATE OR REPLACE FUNCTION streams_hold() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS "
-    "$$ BEGIN RETURN NULL; END $$": "another body",
+    "ALTER FUNCTION streams_look(text[]) IMMUTABLE": "not VOLATILE",
+    "ALTER FUNCTION streams_look(text[]) STRICT": "STRICT",
+    "ALTER FUNCTION streams_look(text[]) PARALLEL SAFE": "not PARALLEL UNSAFE",
+    "ALTER FUNCTION streams_look(text[]) SET search_path = pg_catalog": "another search_path",
+    "ALTER FUNCTION streams_given(regclass) CALLED ON NULL INPUT": "STRICT",
+    "ALTER FUNCTION streams_hold() SECURITY INVOKER": "not SECURITY DEFINER",
+    "ALTER FUNCTION streams_hold() RESET search_path": "another search_path",
+    "CREATE OR REPLACE FUNCTION streams_hold() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER "
+    "SET search_path = pg_catalog, pg_temp AS $$ BEGIN RETURN NULL; END $$": "another body",
     "DO $$ BEGIN EXECUTE (SELECT format('CREATE OR REPLACE FUNCTION %%s RETURNS trigger LANGUAGE plpgsql "
-    "SECURITY DEFINER SET search_path = pg_catalog "
+    "SECURITY DEFINER SET search_path = pg_catalog, pg_temp "
     "AS ''BEGIN RETURN NULL; END''', oid::regprocedure) FROM pg_proc WHERE proname ~ '^streams_guard_[0-9a-f]{8}$' "
     "LIMIT 1); END $$": "another body",
 }
@@ -164,11 +196,16 @@ FUNCTIONS_CHANGED = {
 
 @pytest.mark.parametrize("statement", FUNCTIONS_CHANGED)
 def test_a_function_of_another_version_is_found_and_replaced(owner: Session, statement: str):
+    """Health names one that was altered. Another body may be that of a version to which the site is being updated."""
     try:
         owner(statement.replace("%%", "%"))
         (one,) = found(owner, "")
         assert FUNCTIONS_CHANGED[statement] in one.problem
         assert one.loses
+        of_all = [p.verdict for p in read_snapshot().health.problems if p.subject == "Holds of all streams"]
+        assert [one.problem.removeprefix("function ") in verdict.sentence for verdict in of_all] == (
+            [] if one.kind == "function" else [True]
+        )
     finally:
         owner(FUNCTIONS)
     assert found(owner, "") == []

@@ -732,3 +732,15 @@ def test_hinted_streams_are_passed_on_again_while_facts_without_a_hint_may_follo
     wait_until(lambda: not reader._hinted)
     assert reader.due_seconds() is None
     hints._hinted.clear()
+
+
+def test_a_looker_that_begins_tells_of_a_look_that_was_altered(process: Callable[[], Process], caplog):
+    """Health would tell as well, and check_streams, but not everybody asks them."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER FUNCTION streams_look(text[]) STABLE")
+        try:
+            process()
+            wait_until(lambda: "looker.holds_weak" in caplog.text, what="the word of the looker")
+        finally:
+            cursor.execute("ALTER FUNCTION streams_look(text[]) VOLATILE")
+    assert "streams_look(text[]) was altered: not VOLATILE" in caplog.text

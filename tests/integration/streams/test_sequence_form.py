@@ -18,6 +18,7 @@ from streams import registry
 from streams.catalog.models import Presence
 from streams.core.sequences import read_sequences
 from streams.errors import SequenceUnfit
+from streams.holds.end import old_holders
 from streams.reading.possible_positions import possible_positions
 from streams.testing import forget_writers
 from tests.integration.replsite.test_reading_sequences import Recorder
@@ -401,6 +402,73 @@ def test_an_alter_sequence_that_stays_open_keeps_no_other_stream_from_followers(
         cursor.execute("ROLLBACK")
         (fact,) = append()
         client.read_until(f"RDATA caches master {fact} ")
+
+
+def test_a_sequence_that_is_locked_after_its_stream_moved_keeps_no_other_stream_from_followers(port: int):
+    """A position is stored, and before the broadcaster compares it with the sequence, somebody begins to alter that."""
+    presence = registry.get("presence")
+    with positioned(port) as client, session() as altering, session() as storing:
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
+        altering.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1; SELECT nextval('{NAME}')")
+        storing.execute("UPDATE streams_streamposition SET position = position + 1 WHERE stream = 'caches'")
+        over = time.monotonic() + 2.5
+        while time.monotonic() < over:
+            (other,) = presence.append(Presence(user_id="@u:here", state="online"))
+            client.read_until(f"RDATA presence master {other} ")
+        altering.execute("COMMIT")
+        client.read_until(f"POSITION caches master {fact} {fact + 1}")
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_followers_get_no_fact_of_a_locked_table_and_those_of_other_streams(port: int, committed: bool):
+    """The broadcaster reads rows of one stream after another: VACUUM FULL, or a migration with a long next step."""
+    presence = registry.get("presence")
+    with positioned(port) as client, session() as cursor:
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
+        cursor.execute(f"BEGIN; SELECT nextval('{NAME}'); LOCK TABLE streams_cacheinvalidation IN ACCESS EXCLUSIVE MODE")
+        run("UPDATE streams_streamposition SET position = position + 1 WHERE stream = 'caches'")
+        over = time.monotonic() + 2.5
+        while time.monotonic() < over:
+            (other,) = presence.append(Presence(user_id="@u:here", state="online"))
+            client.read_until(f"RDATA presence master {other} ")
+        cursor.execute("COMMIT" if committed else "ROLLBACK")
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
+
+
+def test_a_sequence_that_somebody_is_altering_is_named_with_who_does():
+    """Health waited for the lock, and said that the database did not answer."""
+    append()
+    with session() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '60s'; BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
+        cursor.execute("SELECT pg_backend_pid()")
+        words = f"is being altered by database session {cursor.fetchone()[0]} of role "
+        wait_until(lambda: words in health()[1], what="the word of health")
+        assert health()[0] == HealthWord.LOOK
+        found, error = checked()
+        assert words in found["verdict"] and "1 of" in error and "end that transaction" in found["fix"]
+        assert words in checked("--repair")[0]["verdict"], "no statement can mend it"
+        cursor.execute("ROLLBACK")
+    assert (checked()[0]["verdict"], health()[1]) == ("ok", "")
+
+
+def test_who_holds_a_stream_back_is_found_while_an_alter_sequence_waits_for_it():
+    append()
+    with session() as holding, session() as altering:
+        holding.execute("SET idle_in_transaction_session_timeout = '60s'; BEGIN")
+        holding.execute("INSERT INTO streams_cacheinvalidation (cache_name) VALUES ('held')")
+        holding.execute("SELECT pg_backend_pid()")
+        (pid,) = holding.fetchone()
+        waiting = in_thread(lambda: altering.execute(f"ALTER SEQUENCE {NAME} CACHE 1"))
+        wait_until(lambda: f", which waits for session {pid}" in health()[1], what="the word of health")
+        with session() as cursor:
+            (found,) = old_holders(cursor, "caches")
+        assert found.pid == pid
+        holding.execute("ROLLBACK")
+        waiting.join()
+    assert health()[1] == ""
 
 
 def test_a_missing_sequence_keeps_a_writer_that_starts_from_no_other_stream():

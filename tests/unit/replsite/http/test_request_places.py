@@ -143,6 +143,26 @@ async def test_who_looks_already_does_not_wait_behind_a_crowd_of_made_up_cookies
     assert not places._viewers
 
 
+async def test_a_crowd_of_made_up_sessions_keeps_no_user_out(monkeypatch):
+    """A user got 503 at once, as the queue was full of strangers."""
+    monkeypatch.setattr("replsite.http.request_places.is_real", {"real": True}.get)
+    may_end = asyncio.Event()
+
+    async def pages(scope, receive, send) -> None:
+        if b"=real" not in dict(scope["headers"])[b"cookie"]:
+            await may_end.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    places = RequestPlaces(pages, pages=2)
+    crowd = [asyncio.ensure_future(ask(places, cookie=b"sessionid=made%dup" % number)) for number in range(202)]
+    await wait_for(lambda: places._pages.at_work == 2)
+    assert await ask(places, cookie=b"sessionid=another") == await ask(places, cookie=b"othersessionid=real") == 503
+    for cookie in (b"sessionid=real", b"a=b; sessionid=real; c=d"):
+        assert await asyncio.wait_for(ask(places, cookie=cookie), DEADLINE_SECONDS) == 200
+    may_end.set()
+    assert await asyncio.gather(*crowd) == [200] * 202
+
+
 async def test_a_crowd_of_scrapes_keeps_no_probe_out():
     asked = Asked()
     places = RequestPlaces(asked)

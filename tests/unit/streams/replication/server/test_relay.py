@@ -36,6 +36,7 @@ class FakePeer:
         self.buffered_bytes = 0
         self.pieces: list[tuple[bytes, int]] = []
         self.label, self.is_open, self.key = "other", True, uuid.uuid4().hex
+        self.connected_at = 0.0
 
     @property
     def heard(self) -> bytes:
@@ -185,6 +186,30 @@ def test_who_says_little_is_heard_beside_clients_that_flood(relay, broadcaster, 
         most = max(most, sum(map(len, sent)))
     assert heard >= 18, "in the first second nobody knows how many flood"
     assert most <= 2 * ALL_RELAYED_A_SECOND
+
+
+@pytest.mark.parametrize("number", [2, 10, 50])
+@pytest.mark.parametrize("lasts", [0.3, 1.0])
+@pytest.mark.parametrize("says_at", [0, 11, 19])
+def test_who_says_little_is_heard_beside_clients_that_flood_from_new_connections(
+    relay, broadcaster, monkeypatch, number, lasts, says_at
+):
+    """Each new connection got a share of its own, beside those of the second before."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.extend)
+    crowd, honest, heard = [FakePeer() for _ in range(number)], FakePeer(), 0
+    for tick in range(25 * 20):
+        clock.now = 100.0 + tick / 20
+        for place, client in enumerate(crowd):
+            if clock.now >= client.connected_at + lasts * (1 + place / number):
+                client.key, client.connected_at = uuid.uuid4().hex, clock.now
+            relay.pass_on([RemoteServerUp("a")] * 200, client)
+        if tick % 20 == says_at:
+            relay.pass_on([UP], honest)
+            heard += sent[-1].sender is honest if sent else 0
+    assert heard >= 23, "in the first second nobody knows how many flood"
 
 
 @pytest.mark.parametrize("number", [120, 400, 1_500])
