@@ -32,8 +32,8 @@ HEAD = """# Figures
 
 What the benchmarks measured. `script/bench --page` writes this page from `docs/figures`, which keeps the last result of
 each; other pages link here. A benchmark compares with a limit or with a *peer*, simpler code in the same run. Times
-depend on the machine and its load; ratios less. Where it says *ms for a loop*, that is how long the same million of steps
-in Python took, so that figures of different machines can be compared. `script/bench NAME` measures yours.
+depend on the machine and its load; ratios less. Where it says *ms for a loop*, that is how long the same million of
+steps in Python took, so that figures of different machines can be compared. `script/bench NAME` measures yours.
 """
 Result = Mapping[str, Any]
 _Panels = dict[str, dict[str, list[tuple[float, float]]]]
