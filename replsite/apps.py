@@ -39,8 +39,6 @@ class ReplsiteConfig(AppConfig):
             from replsite.metrics import process  # noqa: PLC0415
 
             process.start_counting()
-        if apps.is_installed("django_prometheus"):
-            import replsite.metrics.queries  # noqa: F401, PLC0415 - before the first connection
         if apps.is_installed("django.contrib.admin"):
             from replsite.history import logins  # noqa: PLC0415
 
