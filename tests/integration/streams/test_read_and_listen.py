@@ -195,7 +195,8 @@ def test_token_of_another_epoch_is_refused():
         stream().read(newest=True, before=token)
     append()
     with pytest.raises(EpochChanged):
-        next(listener)
+        for fact in listener:
+            assert fact is None  # on a slow machine a beat comes before the fact
 
 
 @pytest.mark.parametrize("token", ["", "x", "5@?", "m5~9.9", -1, True, 2.5, [], [None]])
