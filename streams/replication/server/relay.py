@@ -56,8 +56,8 @@ PART_BYTES = 7_000
 #: connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
-#: All connections that are younger have one share together. Otherwise a program that connects again and again would have a share for
-#: each of its connections.
+#: All connections that are younger have one share together. Otherwise a program that connects again and again would have a share
+#: for each of its connections.
 NEW_SECONDS = 10.0
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
 #: lines and parts are dropped and counted.
