@@ -10,7 +10,8 @@ SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.pre
   JOIN {schema}.streams_held h ON h.number = k.classid::bigint >> 20
   JOIN pg_catalog.pg_sequence s ON s.seqrelid = h.sequence
   LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), {schema}.streams_given(h.sequence)) AS given
-                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT') AND NOT h.sequence::oid = ANY (ARRAY(SELECT k.relation FROM pg_catalog.pg_locks k
+                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT')
+                        AND NOT h.sequence::oid = ANY (ARRAY(SELECT k.relation FROM pg_catalog.pg_locks k
 WHERE k.locktype = 'relation' AND k.pid IS DISTINCT FROM pg_backend_pid()
   AND k.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = current_database())
   AND k.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')))) AS g ON true

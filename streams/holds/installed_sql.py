@@ -301,7 +301,8 @@ SELECT h.stream, b.bound, a.pid, p.gid AS prepared, coalesce(a.xact_start, p.pre
   JOIN {{schema}}.streams_held h ON h.number = k.classid::bigint >> 20
   JOIN pg_catalog.pg_sequence s ON s.seqrelid = h.sequence
   LEFT JOIN LATERAL (SELECT coalesce(pg_sequence_last_value(h.sequence), {{schema}}.streams_given(h.sequence)) AS given
-                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT') AND NOT {is_altered_sql("h.sequence")}) AS g ON true
+                      WHERE has_sequence_privilege(h.sequence, 'USAGE, SELECT')
+                        AND NOT {is_altered_sql("h.sequence")}) AS g ON true
  CROSS JOIN LATERAL (SELECT (k.classid::bigint & 255) << 32 | k.objid::bigint AS low) AS l
  CROSS JOIN LATERAL (SELECT coalesce(g.given + ((l.low - g.given + 549755813888) & 1099511627775) - 549755813888, l.low) AS bound,
                             (k.classid::bigint >> 8 & 4095)::int AS class) AS b

@@ -218,7 +218,9 @@ def _possible(
     stored: dict[str, StoredPosition], given_out: int | None, known: Mapping[str, At]
 ) -> dict[str, StoredPosition]:
     if given_out == _IS_ALTERED:
-        kept = {writer: replace(at, position=known[writer].position) for writer, at in stored.items() if writer in known}
+        kept = {
+            writer: replace(at, position=known[writer].position) for writer, at in stored.items() if writer in known
+        }
         return kept or stored
     return stored if given_out is None else _held(stored, max(given_out, 1), known)
 

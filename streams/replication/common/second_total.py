@@ -38,16 +38,20 @@ class SecondShares:
         self._refused = 0
         self._keys_before = self._wanted_before = 0
 
-    def room(self, key: str, now: float, of_one: int, of_all: int) -> int:
-        """Returns what the key may still have in the second that lasts at ``now`` (monotonic). May be negative."""
+    def is_contested(self, now: float, of_all: int) -> bool:
+        """Returns true if more than all may have was wanted in the second before the one that lasts at ``now`` (monotonic)."""
         if now >= self._started + 1.0:
             is_next = now < self._started + 2.0
             self._keys_before = len(self._used) if is_next else 0
             self._wanted_before = self._used.total() + self._refused if is_next else 0
             self._started, self._refused = now, 0
             self._used.clear()
+        return self._wanted_before > of_all
+
+    def room(self, key: str, now: float, of_one: int, of_all: int) -> int:
+        """Returns what the key may still have in the second that lasts at ``now`` (monotonic). May be negative."""
         share = of_one
-        if self._wanted_before > of_all:
+        if self.is_contested(now, of_all):
             share = max(min(of_one, of_all // (self._keys_before + 1)), 1)
         return min(share - self._used[key], of_all - self._used.total())
 

@@ -56,8 +56,8 @@ PART_BYTES = 7_000
 #: connection.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND, OTHERS_RELAYED_A_SECOND = 1_000, 2_000, 4_000
 RELAYED_BYTES = 64
-#: All connections that are younger share what one client may have. Otherwise a program that connects again and again would have a
-#: share for each of its connections.
+#: All connections that are younger have one share together. Otherwise a program that connects again and again would have a share
+#: for each of its connections.
 NEW_SECONDS = 10.0
 #: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. Further
 #: lines and parts are dropped and counted.
@@ -193,7 +193,8 @@ class Relay:
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         now = time.monotonic()
-        key = sender.key if now >= sender.connected_at + NEW_SECONDS else "new"
+        is_new = now < sender.connected_at + NEW_SECONDS
+        key = "new" if is_new and self._of_clients.is_contested(now, ALL_RELAYED_A_SECOND) else sender.key
         room = self._of_clients.room(key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
         lines = self._lines(commands, sender, room)
         self._of_clients.add(key, sum(map(_weight, lines)), len(commands) - len(lines))

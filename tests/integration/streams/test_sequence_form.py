@@ -427,7 +427,9 @@ def test_followers_get_no_fact_of_a_locked_table_and_those_of_other_streams(port
     with positioned(port) as client, session() as cursor:
         (fact,) = append()
         client.read_until(f"RDATA caches master {fact} ")
-        cursor.execute(f"BEGIN; SELECT nextval('{NAME}'); LOCK TABLE streams_cacheinvalidation IN ACCESS EXCLUSIVE MODE")
+        cursor.execute(
+            f"BEGIN; SELECT nextval('{NAME}'); LOCK TABLE streams_cacheinvalidation IN ACCESS EXCLUSIVE MODE"
+        )
         run("UPDATE streams_streamposition SET position = position + 1 WHERE stream = 'caches'")
         over = time.monotonic() + 2.5
         while time.monotonic() < over:
