@@ -153,9 +153,9 @@ def parse_stored(
     ``json`` of the result is empty, or the redacted form that should replace the stored bytes. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
-    if version.ids_are_hashes and (event := decode_stored(json)) is not None:
+    if version.ids_are_hashes:
         try:
-            return _proven(json, event, version, event_id, verdict, kept.setdefault)
+            return _proven(json, version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
@@ -164,14 +164,20 @@ def parse_stored(
 
 def _proven(
     json: bytes,
-    event: dict[str, Any],
     version: RoomVersion,
     given_id: str,
     verdict: Verdict,
     share: Callable[[Any, Any], Any],
 ) -> ParsedEvent:
+    plain = decode_plain(json)
+    event = decode_stored(json) if plain is None else plain
+    if event is None:
+        raise ValueError("the bytes are damaged")
     _, room_id = _ids(event, version, True, given_id)
-    if not hashes.content_hash_matches(event, version) and _redacted(json, event, version)[0] != json:
+    if (
+        not hashes.content_hash_matches(event, version, plain=plain is not None or None)
+        and _redacted(json, event, version)[0] != json
+    ):
         raise ValueError("another form of it is to be stored")
     event_type, state_key, content = event["type"], event.get("state_key"), required(event, "content", dict)
     sender, auth = event["sender"], tuple(dict.fromkeys(event["auth_events"]))
