@@ -164,8 +164,7 @@ async def test_an_answer_that_is_not_taken_is_not_followed_by_another(connect, b
     deaf.transport.stuck = True
     await deaf.send(b"REPLICATE\n")
     await wait_for(lambda: broadcaster.commands["REPLICATE"] == 1)
-    broadcaster._answer_others.cancel()
-    broadcaster._answer_others = None
+    await wait_for(lambda: broadcaster._answer_others is None)
     deaf.transport.waiting += b"x" * 5_000
     for number in range(2, 8):
         await deaf.send(b"REPLICATE\n")
