@@ -1,4 +1,7 @@
-"""Who holds a stream back is shown, too, while somebody is altering the sequence of a stream. Older processes do not mind."""
+"""Who holds a stream back is shown, too, while somebody is altering the sequence of a stream.
+
+Older processes: they read the same columns of the view.
+"""
 
 from django.db import migrations
 
