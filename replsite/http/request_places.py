@@ -28,7 +28,7 @@ from django.db import connections
 from django.urls import NoReverseMatch, reverse
 
 from replsite.conf import site_settings
-from replsite.http.sessions import is_real
+from replsite.http.sessions import SessionStore, is_real
 from streams.browsers.threads import LEAVE
 from streams.core.bounded import BoundedDict
 from streams.runtime.logs import get_logger
@@ -131,10 +131,11 @@ class RequestPlaces:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         pool, came = self._pool_for(scope["path"], scope.get("method", "GET")), time.monotonic()
+        session: str | None = None
         if pool is self._live:
             viewer = hash(tuple(value for name, value in scope["headers"] if name == b"cookie"))
             pool, send = self._open if viewer in self._viewers else pool, self._remembering(viewer, send)
-        elif pool is self._pages and pool.is_full and self._is_user(scope["headers"]):
+        elif pool is self._pages and pool.is_full and (session := self._session_of_user(scope["headers"])):
             pool = self._users
         try:
             place = await pool.enter()
@@ -150,6 +151,9 @@ class RequestPlaces:
             nonlocal ended
             if not ended:
                 ended = True
+                if session is not None:
+                    # Not every page asks for its session, so one that was deleted since would keep this place for ever.
+                    place.executor.submit(SessionStore(session).load)
                 when_idle(place, lambda: pool.leave(place))
 
         try:
@@ -158,16 +162,16 @@ class RequestPlaces:
         finally:
             end()
 
-    def _is_user(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-        keys = (self._session.search(value) for name, value in headers if name == b"cookie")
-        return any(key is not None and is_real(key[1].decode()) for key in keys)
+    def _session_of_user(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        found = (self._session.search(value) for name, value in headers if name == b"cookie")
+        return next((key for match in found if match is not None and is_real(key := match[1].decode())), None)
 
     def _remembering(self, viewer: int, send: Any) -> Any:
         async def remember_and_send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] in (200, 304):
                     self._viewers.put(viewer, None)
-                elif message["status"] == 403:
+                elif message["status"] < 500:
                     self._viewers.pop(viewer, None)
             await send(message)
 

@@ -53,6 +53,11 @@ def is_altered_sql(sequence: str) -> str:
     return f"{sequence}::oid = ANY (ARRAY(SELECT k.relation {_ALTERING}))"
 
 
+def is_locked_sql(table: str) -> str:
+    """Returns the SQL condition that whoever reads the table would wait for another transaction. It does not wait."""
+    return f"{table}::oid = ANY (ARRAY(SELECT k.relation {_ALTERING} AND k.mode = 'AccessExclusiveLock'))"
+
+
 #: Who alters a sequence: empty for the first second. Null if nobody does.
 _ALTERED_BY = f"""
 CASE WHEN {is_altered_sql("c.oid")} THEN coalesce((

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from streams.core.sequences import is_altered_sql, is_locked_sql
 from streams.core.tokens import VectorToken
 from streams.holds.installed_sql import ANY_WRITER, class_of
 
@@ -27,6 +28,7 @@ __all__ = [
     "each_once",
     "holders",
     "keepers",
+    "locked_streams",
     "look",
     "seen_of",
 ]
@@ -44,6 +46,10 @@ SELECT seen.stream, seen.given, seen."position", seen.classes, seen.bounds
         HAVING count(*) > 0 AND NOT pg_is_in_recovery()
            AND current_setting('transaction_isolation') IN ('read committed', 'read uncommitted')) AS held
  CROSS JOIN LATERAL streams_look(held.names) AS seen
+"""
+_LOCKED = f"""
+SELECT h.stream FROM streams_held h WHERE {is_altered_sql("h.sequence")} OR EXISTS (
+    SELECT FROM pg_trigger g WHERE g.tgname = 'streams_guard_' || h.number AND {is_locked_sql("g.tgrelid")})
 """
 _HOLDERS = """
 SELECT stream, bound, pid, prepared, since, state, role, application, client, statement, class FROM streams_holders
@@ -115,6 +121,12 @@ def look(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, Seen]:
     """
     cursor.execute(_LOOK, [None if streams is None else list(streams)])
     return {stream: seen_of(*row) for stream, *row in cursor.fetchall()}
+
+
+def locked_streams(cursor: Any) -> set[str]:
+    """Returns the streams whose sequence or tables cannot be read, because somebody alters or locks them. Does not wait."""
+    cursor.execute(_LOCKED)
+    return {stream for (stream,) in cursor.fetchall()}
 
 
 def seen_of(given: int, position: int, classes: Sequence[int], bounds: Sequence[int]) -> Seen:

@@ -23,7 +23,7 @@ from streams.core.sequences import last_values
 from streams.db import driver
 from streams.db.sequences import move_forward
 from streams.errors import SequenceBusy
-from streams.holds.look import Seen, look
+from streams.holds.look import Seen, locked_streams, look
 from streams.holds.weaknesses import SET_BACK
 from streams.runtime.amounts import counted
 from streams.runtime.logs import Condition, get_logger
@@ -305,15 +305,20 @@ class PositionStore:
 
     def _see(self, cursor: Any, now: float) -> dict[str, Seen]:
         # An open ALTER SEQUENCE, or a sequence or table of another role, must stop no other stream.
+        failed = None
         if not self._blocked:
             try:
                 return look(cursor)
             except driver.DatabaseError as error:
                 if not _is_of_one_stream(error):
                     raise
+                failed = error
         cursor.execute("SELECT stream FROM streams_held ORDER BY stream")
         names = [row[0] for row in cursor.fetchall()]
         self._blocked = {stream: due for stream, due in self._blocked.items() if stream in names and now < due}
+        # To wait for each of them would hold back all others.
+        for stream in locked_streams(cursor):
+            self._block(stream, now, failed)
         seen: dict[str, Seen] = {}
         for stream in names:
             if stream not in self._blocked:
@@ -325,14 +330,15 @@ class PositionStore:
             self._waits.ends()
         return seen
 
-    def _block(self, stream: str, now: float, error: BaseException) -> None:
-        if not _is_of_one_stream(error):
+    def _block(self, stream: str, now: float, error: BaseException | None) -> None:
+        if error is not None and not _is_of_one_stream(error):
             raise error
         self._blocked[stream] = now + BLOCKED_SECONDS
         self._rows.pop(stream, None)
-        self._waits.begins(
-            error, stream=stream, do=_LOCKED if isinstance(error, driver.lock_timed_out) else _UNREADABLE
-        )
+        if error is not None:
+            self._waits.begins(
+                error, stream=stream, do=_LOCKED if isinstance(error, driver.lock_timed_out) else _UNREADABLE
+            )
 
     # --- what changes ---------------------------------------------------------------------------------------------
 
@@ -340,11 +346,15 @@ class PositionStore:
         """Finds what a look changes, and lowers ``seen`` where there are too many facts for it. Removes what cannot be read."""
         self.is_behind = False
         rises = _Rises([], [], [])
+        locked: dict[str, BaseException] = {}
         for stream in list(moved):
             try:
+                if stream in locked:
+                    raise locked[stream]
                 seen[stream] = self._find_rises(cursor, stream, seen[stream], self._rows[stream], rises)
             except driver.DatabaseError as error:
                 self._block(stream, now, error)
+                locked = locked or dict.fromkeys(locked_streams(cursor), error)
                 self._tables.pop(stream, None)
                 moved.remove(stream)
         self._enter_sisters(moved, seen, self._rows, rises)

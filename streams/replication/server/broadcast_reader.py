@@ -20,6 +20,7 @@ from streams.core.declaration import StreamDeclaration
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
+from streams.holds.look import locked_streams
 from streams.reading import watcher
 from streams.reading.possible_positions import LOCK_SECONDS, possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
@@ -171,7 +172,7 @@ class BroadcastReader:
                     lines, position = self._carry_out(cursor, step)
                 except driver.lock_timed_out as error:
                     # Such as during VACUUM FULL. The stream's other steps wait as well, so that none passes these facts.
-                    locked.add(step.stream)
+                    locked |= {step.stream, *locked_streams(cursor)}
                     self._waits.begins(error, stream=step.stream)
                     continue
                 # Not all rows were read. The writer's other steps wait for the rest: a Move would take followers past the

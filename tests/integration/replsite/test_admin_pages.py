@@ -152,12 +152,14 @@ def test_markup_in_an_event_stays_text(admin_client, made):
 
 
 def test_event_ids_that_a_sender_chose_cannot_turn_the_page_around(admin_client):
-    room = MadeRoom(version="1")
+    room = MadeRoom(version="1", room_id="!\u202eroom:a.test")
     below = room.send({"type": "m.x", "event_id": "$\u202eright:a.test"})
     above = room.send({"type": "m.x"}, prev=[below])
     store_room(room.events)
     page = page_of(admin_client, above)
     assert "\\u202eright" in page and "\u202eright:a.test</a>" not in page
+    assert "\\u202eright" in page_of(admin_client, below, user=ALICE)
+    assert "\\u202eroom" in room_page_of(admin_client, room.room_id, user=ALICE)
 
 
 def test_huge_event_is_cut_and_its_bytes_are_a_link_away(admin_client, made):

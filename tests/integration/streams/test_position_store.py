@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -245,6 +246,54 @@ def test_a_writer_that_is_retired_while_its_append_is_open_is_found_again(sessio
     north("COMMIT")
     storing()
     assert (storing.rows()["north"].state, storing.linear()) == ("active", last)
+
+
+class CountingWaits:
+    """A cursor that counts the statements that gave up to wait for a lock."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor, self.waits = cursor, 0
+
+    def execute(self, *arguments: Any) -> None:
+        try:
+            self._cursor.execute(*arguments)
+        except driver.lock_timed_out:
+            self.waits += 1
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cursor, name)
+
+
+@pytest.mark.parametrize("locked", ["ALTER SEQUENCE other{}_seq CACHE 1", "LOCK TABLE held_other{}"])
+def test_a_look_waits_once_however_many_streams_are_locked(
+    session: Sessions, storing: Storing, writer: Session, locked: str
+):
+    """As by REASSIGN OWNED, or a migration of many models: the waits added up, and all other streams stood for seconds."""
+    for number in range(3):
+        storing.session(f"""
+            CREATE SEQUENCE other{number}_seq START 2;
+            CREATE TABLE held_other{number} (stream_id bigint PRIMARY KEY, instance_name text, text text);
+            SELECT streams_hold_table('held_other{number}', 'other{number}', 'other{number}_seq')""")
+    owner = session()
+    try:
+        storing()
+        for number in range(3):
+            writer(f"INSERT INTO held_other{number} (text) VALUES ('a')")
+        owner("BEGIN; " + "; ".join(locked.format(number) for number in range(3)))
+        cursor = storing.session.cursor = CountingWaits(storing.session.cursor)
+        for text in ("a", "b"):
+            writer.append(text)
+            assert storing() == ["orders"] and cursor.waits == 1
+        owner("COMMIT")
+        wait_until(
+            lambda: storing() is not None and {"other0", "other1", "other2"} <= stored_positions(writer.cursor).keys()
+        )
+    finally:
+        owner.close()
+        storing.session(";".join(f"""
+            SELECT streams_release_table('held_other{number}', 'other{number}');
+            DROP TABLE held_other{number}; DROP SEQUENCE other{number}_seq""" for number in range(3)))  # fmt: skip
 
 
 @pytest.mark.parametrize(

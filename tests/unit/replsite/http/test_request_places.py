@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 from io import BytesIO
+from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
@@ -143,9 +144,27 @@ async def test_who_looks_already_does_not_wait_behind_a_crowd_of_made_up_cookies
     assert not places._viewers
 
 
+@pytest.mark.parametrize("refused", [302, 404, 405])
+async def test_who_looked_once_keeps_no_place_by_questions_that_look_for_no_session(refused):
+    """At ``/nowhere/live/data/``, or by POST: nobody asks whether the session is still there."""
+    status = [200, refused]
+
+    async def questions(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": status.pop(0), "headers": []})
+
+    places = RequestPlaces(questions)
+    for found in (200, refused):
+        assert await ask(places, path="/nowhere/live/data/", cookie=b"a viewer") == found
+    assert not places._viewers
+
+
 async def test_a_crowd_of_made_up_sessions_keeps_no_user_out(monkeypatch):
     """A user got 503 at once, as the queue was full of strangers."""
+    asked: list[str] = []
     monkeypatch.setattr("replsite.http.request_places.is_real", {"real": True}.get)
+    monkeypatch.setattr(
+        "replsite.http.request_places.SessionStore", lambda key: SimpleNamespace(load=lambda: asked.append(key))
+    )
     may_end = asyncio.Event()
 
     async def pages(scope, receive, send) -> None:
@@ -161,6 +180,7 @@ async def test_a_crowd_of_made_up_sessions_keeps_no_user_out(monkeypatch):
         assert await asyncio.wait_for(ask(places, cookie=cookie), DEADLINE_SECONDS) == 200
     may_end.set()
     assert await asyncio.gather(*crowd) == [200] * 202
+    assert asked == ["real", "real"]
 
 
 async def test_a_crowd_of_scrapes_keeps_no_probe_out():
