@@ -38,6 +38,8 @@ def _let_go(*, rows_stay: bool) -> None:
 
     notifier.stop_feeds()
     room_cache.clear_caches()
+    if shared := sys.modules.get("replsite.live_rows.shared"):
+        shared.SHARED.__init__()  # a snapshot of this test's rows is young enough for the next test
     forget_writers()
     if source := sys.modules.get(
         "pipeline.source.read_rows"

@@ -17,7 +17,6 @@ from replsite import health, health_views
 from replsite.health import Part, Report
 from replsite.http.deadline import Deadline, NoAnswer
 from replsite.live_rows.reading import read_snapshot
-from replsite.live_rows.shared import SHARED
 from replsite.live_rows.verdicts import site_health
 from replsite.postgres.errors import DiskFull, StartFailed
 from replsite.status.words import Problem, Severity, Verdict
@@ -144,7 +143,6 @@ def test_the_command_tells_the_databases_own_words(away):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_head_answers_like_get_without_a_body(client, path):
-    SHARED.__init__()
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (client.get(path).status_code, b"")
     assert answer["Cache-Control"] == "no-store"

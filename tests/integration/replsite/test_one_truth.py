@@ -136,7 +136,6 @@ def away():
 
 
 def test_all_well_is_200_everywhere(client):
-    SHARED.__init__()
     for path in ("/health", "/health/live", "/health/ready"):
         answer = client.get(path)
         assert (answer.status_code, answer.json()["well"]) == (200, True), answer.json()
@@ -182,7 +181,6 @@ def test_missing_migrations_say_how_to_apply_them():
 
 
 def test_health_command_prints_parts_and_json(capsys):
-    SHARED.__init__()
     out = StringIO()
     call_command("health", stdout=out)
     assert "database: PostgreSQL" in out.getvalue()

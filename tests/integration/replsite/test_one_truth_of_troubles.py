@@ -16,7 +16,6 @@ from django.utils import timezone
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.models import Job, JobState
-from replsite.live_rows.shared import SHARED
 from streams.models import Reader
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, linear
@@ -34,7 +33,6 @@ def troubled(settings):
     settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
     settings.REPLSITE_BLOCKED_AFTER_SECONDS = 0.3
     settings.REPLSITE_STUCK_AFTER_SECONDS = 0.3
-    SHARED.__init__()
     (first,) = append()
     append(5)
     linear()
@@ -63,7 +61,6 @@ def troubled(settings):
     let_go.set()
     thread.join()
     beating.join()
-    SHARED.__init__()
 
 
 def beat(over):
@@ -121,7 +118,6 @@ def test_all_four_name_each_trouble_by_the_same_word(troubled, admin_client):
 
 
 def test_none_of_them_invents_trouble(admin_client):
-    SHARED.__init__()
     append()
     bad = {"blocked", "gone", "stuck", "failed", "falling behind", "went back"}
     for found in (of_page(admin_client), of_metrics(admin_client)):

@@ -329,7 +329,7 @@ class TestPage:
             cursor.execute(
                 "INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word) "
                 "SELECT 15, 'events', CASE r WHEN 0 THEN '' WHEN 450 THEN 'zoe' ELSE 'reader-' || r END, "
-                "date_trunc('minute', clock_timestamp()) - step * interval '15 s', 1, 0, 0, (r = 450)::int * 2, 'word' "
+                "date_trunc('minute', statement_timestamp()) - step * interval '15 s', 1, 0, 0, (r = 450)::int * 2, 'word' "
                 "FROM generate_series(0, 450) r, generate_series(0, 229) step"
             )
         text = page(stream="events").content.decode()
