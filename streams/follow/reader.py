@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from django.db import connections
 
@@ -31,12 +31,19 @@ log = get_logger(__name__)
 class Reader:
     """A named reader. Each object can be run once.
 
-    If ``handlers`` is None, uses the handlers that were declared for the reader's name. Raises ``InTransaction`` inside of
-    a ``TestCase``.
+    If ``handlers`` is None, uses the handlers that were declared for the reader's name. Calls ``positioned`` each time
+    that the name is held and every handler has a stored cursor: a reader of one handler has then handled no fact. Raises
+    ``InTransaction`` inside of a ``TestCase``.
     """
 
-    def __init__(self, name: str, handlers: Sequence[Handler] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        handlers: Sequence[Handler] | None = None,
+        positioned: Callable[[Reader], None] = lambda reader: None,
+    ) -> None:
         self.name = name
+        self._on_positioned = positioned
         self._handlers = list(handlers) if handlers is not None else handlers_of(name)
         for handler in self._handlers:
             handler.check_stream()
@@ -60,8 +67,6 @@ class Reader:
         self._round_over = threading.Event()
         self._loops: list[HandlerLoop] = []
         self._counts = [0, 0]
-        self.is_positioned = threading.Event()
-        """An event that is set once the name is held and every handler has a stored cursor."""
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -200,7 +205,7 @@ class Reader:
 
     def _positioned(self) -> None:
         if self._loops and all(loop.cursor is not None for loop in self._loops):
-            self.is_positioned.set()
+            self._on_positioned(self)
 
     def _loop_ended(self) -> None:
         # An error on one stream stops the whole reader.

@@ -55,8 +55,20 @@ class Command(SiteCommand):
                 "installed app.",
                 returncode=2,
             )
+        waiting, lock = set(names), threading.Lock()
+
+        def positioned(reader: Reader) -> None:
+            with lock:
+                if waiting == {reader.name}:
+                    # Before the last one handles a fact: what is appended after the announcement is certain to be handled.
+                    self.announce_ready(f"ready readers={','.join(each.name for each in running)}")
+                    for each in running:
+                        for stream in each.started_at_now():
+                            self.stdout.write(_beginning(each.name, stream))
+                waiting.discard(reader.name)
+
         try:
-            running = [Reader(name) for name in dict.fromkeys(names)]
+            running = [Reader(name, positioned=positioned) for name in dict.fromkeys(names)]
         except UnknownReader as error:
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
@@ -83,24 +95,12 @@ class Command(SiteCommand):
         threads = [threading.Thread(target=run, args=(reader,)) for reader in running]
         for thread in threads:
             thread.start()
-        self._wait_until_they_run(running, threads)
         for thread in threads:
             thread.join()
         for reader in running:
             self.stdout.write(f"{reader.name}: {reader.facts_handled} facts handled, {reader.facts_parked} parked")
         if errors:
             raise CommandError(_words(errors[0]), returncode=1) from errors[0]
-
-    def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
-        # Facts that are appended after the announcement are certain to be handled.
-        for reader, thread in zip(running, threads, strict=True):
-            while thread.is_alive() and not reader.is_positioned.wait(0.05):
-                pass
-        if all(reader.is_positioned.is_set() for reader in running):
-            self.announce_ready(f"ready readers={','.join(reader.name for reader in running)}")
-        for reader in running:
-            for stream in reader.started_at_now():
-                self.stdout.write(_beginning(reader.name, stream))
 
 
 def _beginning(reader: str, stream: str) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import threading
+import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
 from streams.catalog.models import CacheInvalidation
@@ -14,6 +19,7 @@ from streams.follow import Begin, Handler, OnFailure, Reader, handles, parked_fa
 from streams.follow import handlers as declared
 from streams.follow.lease import ReaderLock
 from streams.follow.table_source import TableSource
+from streams.management.commands import runhandlers
 from streams.models import StreamPosition
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, stream, wait_for_linear
@@ -51,6 +57,24 @@ def test_model_without_a_stream_is_refused():
         handles(StreamPosition, reader="mailer")
     with pytest.raises(BadHandler, match="colour"):
         handles(CacheInvalidation, reader="mailer", colour="red")(print)
+
+
+def test_a_reader_is_announced_before_it_handles_a_fact(monkeypatch):
+    """A handler printed first, now and then."""
+    wait_for_linear(append()[-1])
+    printed, printed_before = io.StringIO(), []
+    announce = runhandlers.Command.announce_ready
+
+    def announce_late(command, line):
+        time.sleep(0.2)  # on a busy machine
+        announce(command, line)
+
+    monkeypatch.setattr(runhandlers.Command, "announce_ready", announce_late)
+    found = handler(lambda one: printed_before.append(printed.getvalue()))
+    monkeypatch.setattr(runhandlers, "Reader", partial(Reader, handlers=[found]))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    call_command("runhandlers", "mailer", once=True, stdout=printed)
+    assert printed_before == ["ready readers=mailer\n"]
 
 
 @pytest.fixture
