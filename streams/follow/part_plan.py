@@ -44,8 +44,12 @@ class Plan:
 
 
 def share_of(processes: int) -> int:
-    """Returns the number of parts that a process takes at a time."""
-    return max(1, min(PARTS // max(processes, 1), PARTS - LEAST_FREE))
+    """Returns the number of parts that a process takes at a time.
+
+    Half of the parts stay free. If all were taken, each process would take those again that it has just left, and go on with
+    them while others, whose parts have fewer facts, wait. So those furthest behind are next, whoever had them.
+    """
+    return max(1, min(PARTS // (2 * max(processes, 1)), PARTS - LEAST_FREE))
 
 
 class Window:

@@ -63,8 +63,8 @@ def test_facts_that_others_handled_are_counted():
     assert found.missed == 3
 
 
-@pytest.mark.parametrize(("processes", "share"), [(0, 16), (1, 16), (4, 16), (16, 4), (64, 1), (100, 1)])
-def test_processes_have_equal_shares_and_one_alone_leaves_parts_free(processes, share):
+@pytest.mark.parametrize(("processes", "share"), [(0, 16), (1, 16), (2, 16), (4, 8), (16, 2), (64, 1), (100, 1)])
+def test_processes_have_equal_shares_and_leave_parts_free(processes, share):
     assert share_of(processes) == share
 
 
@@ -89,6 +89,31 @@ def test_processes_that_take_parts_as_they_like_handle_each_fact_once_and_in_ord
     for part in range(PARTS):
         tokens = [token for token, of in handled if of == part]
         assert tokens == sorted(tokens)
+
+
+def test_processes_that_have_a_backlog_end_together():
+    """Each went on with the parts that it had, and most of them waited for the ones with the larger parts."""
+    chance, processes, most = random.Random(1), 16, 16
+    part_of_key = [chance.randrange(PARTS) for _ in range(1_000)]
+    facts = [(token, chance.choice(part_of_key)) for token in range(1, 20_000)]
+    seen, stored = Window(0), dict.fromkeys(range(PARTS), 0)
+    seen.add(facts, 20_000)
+    held: list[list[int]] = [[] for _ in range(processes)]
+    batches = 0
+    while len(seen):
+        for number in range(processes):
+            held[number] = []
+            others = {part for parts in held for part in parts}
+            free = sorted((position, part) for part, position in stored.items() if part not in others)
+            ready = {*seen.ready([Part(part, position) for position, part in free], apart=False)}
+            taken = [Part(part, position) for position, part in free if part in ready][: share_of(processes)]
+            held[number] = [part.number for part in taken]
+            moves = seen.plan(taken, most).moves
+            stored |= moves
+            for part, position in moves.items():
+                seen.pass_over(part, position)
+            batches += 1
+    assert batches <= 1.1 * len(facts) / most
 
 
 def test_long_keys_are_stored_short_and_stay_different():
