@@ -167,7 +167,7 @@ class EventAdmin(_PageAdmin, FactAdmin):
     def get_urls(self) -> list[Any]:
         view = self.admin_site.admin_view
         search = path("search/", view(self.search_view), name="events_event_search")
-        stored_json = path("<path:object_id>/json/", view(self.json_view), name="events_event_json")
+        stored_json = path("<any_text:object_id>/json/", view(self.json_view), name="events_event_json")
         return [search, stored_json, *super().get_urls()]
 
     def search_view(self, request: HttpRequest) -> HttpResponse:

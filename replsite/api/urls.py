@@ -12,6 +12,7 @@ from django.urls import URLPattern, path
 
 from replsite.api.api import api, refuse
 from replsite.api.page import api_page
+from streams.runtime.any_text import of_any_text
 
 
 def _in_words(view: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,8 +45,8 @@ def _in_words(view: Callable[..., Any]) -> Callable[..., Any]:
     return plain
 
 
-_operations, _app, _namespace = api.urls
+_made, _app, _namespace = api.urls
+_operations = of_any_text(_operation for _operation in _made if isinstance(_operation, URLPattern))
 for _operation in _operations:
-    if isinstance(_operation, URLPattern):
-        _operation.callback = _in_words(_operation.callback)
+    _operation.callback = _in_words(_operation.callback)
 urlpatterns = [path("", api_page, name="api-page"), path("v1/", (_operations, _app, _namespace))]

@@ -203,7 +203,7 @@ def _is_waiting_sync(path: str) -> bool:
         head, _, tail = reverse("api:sync", args=["~"]).rpartition("~")
     except NoReverseMatch:  # the site has no API
         return False
-    return re.fullmatch(f"{re.escape(head)}.+{re.escape(tail)}", path) is not None
+    return re.fullmatch(f"{re.escape(head)}.+{re.escape(tail)}", path, re.DOTALL) is not None
 
 
 def when_idle(place: _Place, call: Callable[[], None]) -> None:

@@ -20,11 +20,13 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
 from django.db import DataError, connections, models
 from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.functional import cached_property
 from django.utils.html import strip_tags
 from django.utils.safestring import SafeString
 
 from streams.db.readable import instances
+from streams.runtime.any_text import of_any_text
 from streams.runtime.csv_text import csv_text
 from streams.runtime.text import safe_text
 
@@ -152,6 +154,10 @@ class ReadOnlyAdmin(_Base):
     magnitudes: tuple[str, ...] = ()
     """Columns with IDs of streams. Streams such as ``backfill`` count downwards; pages show tokens, which are positive."""
     show_facets = admin.ShowFacets.NEVER
+
+    def get_urls(self) -> list[URLPattern]:
+        """Returns the addresses of the model's pages. Keys of rows may have any characters, because others choose many."""
+        return of_any_text(super().get_urls())
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Returns the columns that the subclass names. If it names no columns, returns all columns except binary columns."""

@@ -71,7 +71,8 @@ async def test_requests_share_the_threads_of_the_places():
 async def test_only_a_waiting_sync_takes_one_of_its_many_places(path):
     """The hundred places of waiting syncs must not become a hundred database connections."""
     places = RequestPlaces(Asked(), pages=1)
-    assert places._pool_for("/api/v1/users/@a:b/sync", "GET") is places._waits
+    for user in ("@a:b", "@a\n:b\n"):
+        assert places._pool_for(f"/api/v1/users/{user}/sync", "GET") is places._waits
     assert places._pool_for(path, "GET") is places._pages
 
 
