@@ -74,7 +74,11 @@ class At(Protocol):
 
 
 def possible_positions(
-    cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
+    cursor: Any,
+    streams: Collection[str] | None = None,
+    known: Mapping[str, Mapping[str, At]] | None = None,
+    *,
+    reads_often: bool = False,
 ) -> dict[str, dict[str, StoredPosition]]:
     """Returns ``{stream: {writer: position}}`` as ``stored_positions`` does, but with no position above the sequence.
 
@@ -83,7 +87,7 @@ def possible_positions(
     Streams in memory are not checked, because they restart together with their sequences.
 
     While somebody is altering a sequence, its stream stays where it is ``known``, and no other stream waits. If nothing is
-    known of the stream, it is not checked then. A caller that gives ``known`` has a connection with ``LOCK_SECONDS``.
+    known of the stream, it is not checked then. A caller that ``reads_often`` has a connection with ``LOCK_SECONDS``.
     """
     unmoved: dict[str, dict[str, StoredPosition]] = {}
     if streams is None and known:
@@ -98,7 +102,9 @@ def possible_positions(
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
     try:
         # To ask for locks at each read would cost more than the read.
-        found, given_out, _ = _read(cursor, streams, declared, _WITH_GIVEN_OUT if known else _WITH_GIVEN_OUT_AT_ONCE)
+        found, given_out, _ = _read(
+            cursor, streams, declared, _WITH_GIVEN_OUT if reads_often else _WITH_GIVEN_OUT_AT_ONCE
+        )
     except Exception as error:
         if _LOCK_NOT_AVAILABLE not in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
             raise
@@ -112,14 +118,18 @@ def _positions(stored: Mapping[str, At]) -> dict[str, int]:
     return {writer: at.position for writer, at in stored.items()}
 
 
-def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple[dict[str, StoredPosition], int | None]:
+def positions_and_sequence(
+    cursor: Any, declaration: StreamDeclaration, known: Mapping[str, At] | None = None
+) -> tuple[dict[str, StoredPosition], int | None]:
     """Returns the possible positions of one stream, and the last value of its sequence.
 
     The stream need not be bound to a model. The last value is None for a stream in memory, and if the database role may
-    not read the sequence.
+    not read the sequence. Waits for who alters the sequence, unless ``known`` is given, as in ``possible_positions``.
     """
-    stored, last_value, _ = _of_one(cursor, declaration, _WITH_GIVEN_OUT)
-    return stored, last_value
+    stored, last_value, _ = _of_one(
+        cursor, declaration, _WITH_GIVEN_OUT if known is None else _WITH_GIVEN_OUT_AT_ONCE, known
+    )
+    return stored, None if last_value == _IS_ALTERED else last_value
 
 
 def seen_positions_and_sequence(
@@ -135,12 +145,12 @@ def seen_positions_and_sequence(
 
 
 def _of_one(
-    cursor: Any, declaration: StreamDeclaration, statement: str
+    cursor: Any, declaration: StreamDeclaration, statement: str, known: Mapping[str, At] | None = None
 ) -> tuple[dict[str, StoredPosition], int | None, Seen | None]:
     name = declaration.name
     found, given_out, seen = _read(cursor, [name], [declaration], statement)
     stored, last_value = found.get(name, {}), given_out.get(name)
-    return _possible(stored, last_value, {}), last_value, seen.get(name)
+    return _possible(stored, last_value, known or {}), last_value, seen.get(name)
 
 
 def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
