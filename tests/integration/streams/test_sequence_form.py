@@ -481,6 +481,17 @@ def test_a_round_waits_once_however_many_tables_are_locked(monkeypatch):
         reader.close()
 
 
+def test_a_wrong_position_is_held_also_while_somebody_alters_the_sequence():
+    """A process that began meanwhile knew nothing of the stream, and showed it: its followers passed the next facts."""
+    head = append(3)[-1]
+    wait_for_linear(head)
+    store_position(head + 1000)
+    with session() as altering, session() as cursor:
+        altering.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
+        found = possible_positions(cursor, ["caches"])["caches"]
+    assert {at.position for at in found.values()} == {head}
+
+
 def test_a_sequence_that_somebody_is_altering_is_named_with_who_does():
     """Health waited for the lock, and said that the database did not answer."""
     append()
