@@ -485,11 +485,14 @@ def test_a_wrong_position_is_held_also_while_somebody_alters_the_sequence():
     """A process that began meanwhile knew nothing of the stream, and showed it: its followers passed the next facts."""
     head = append(3)[-1]
     wait_for_linear(head)
-    store_position(head + 1000)
     with session() as altering, session() as cursor:
+        known = possible_positions(cursor, ["caches"])
+        store_position(head + 1000)
         altering.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
         found = possible_positions(cursor, ["caches"])["caches"]
+        kept = possible_positions(cursor, ["caches"], known)["caches"]
     assert {at.position for at in found.values()} == {head}
+    assert {writer: at.position for writer, at in kept.items()} == {"master": head}
 
 
 def test_a_sequence_that_somebody_is_altering_is_named_with_who_does():
