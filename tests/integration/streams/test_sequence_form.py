@@ -21,7 +21,7 @@ from streams.db import driver
 from streams.errors import SequenceUnfit
 from streams.holds.end import old_holders
 from streams.homeserver.append import devices_changed
-from streams.reading.possible_positions import possible_positions
+from streams.reading.possible_positions import given_out, possible_positions
 from streams.replication.protocol.announcer import Announcer
 from streams.replication.server.broadcast_reader import BroadcastReader
 from streams.testing import forget_writers
@@ -491,6 +491,8 @@ def test_a_wrong_position_is_held_also_while_somebody_alters_the_sequence():
         altering.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
         found = possible_positions(cursor, ["caches"])["caches"]
         kept = possible_positions(cursor, ["caches"], known)["caches"]
+        cursor.execute("SET lock_timeout = '5s'")
+        assert given_out(cursor, ["caches"]) == {}
     assert {at.position for at in found.values()} == {head}
     assert {writer: at.position for writer, at in kept.items()} == {"master": head}
 
