@@ -73,13 +73,21 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
     Logs the error if the database was not known to be away.
     """
     is_missing, sentence = _is_missing(error), reason_for_viewers(error)
+    is_locked = isinstance(error.__cause__, driver.lock_timed_out)
+    if is_locked and request.user.is_staff:
+        sentence = f"{AWAY[:-1]}: {one_line(error)}."
     if is_missing:
         log.error("site.table_missing", error=sentence)
     else:
         _Logged.record(error)
     if "text/html" in request.headers.get("Accept", ""):
         again = request.method in ("GET", "HEAD")
-        context = {"sentence": sentence, "is_missing": is_missing, "retry": RETRY_SECONDS if again else None}
+        context = {
+            "sentence": sentence,
+            "is_missing": is_missing,
+            "is_locked": is_locked,
+            "retry": RETRY_SECONDS if again else None,
+        }
         response = HttpResponse(render_to_string("database_away.html", context), status=503)
     else:
         response = JsonResponse({"error": sentence}, status=503)

@@ -58,14 +58,19 @@ def is_locked_sql(table: str) -> str:
     return f"{table}::oid = ANY (ARRAY(SELECT k.relation {_ALTERING} AND k.mode = 'AccessExclusiveLock'))"
 
 
-#: Who alters a sequence: empty for the first second. Null if nobody does.
-_ALTERED_BY = f"""
-CASE WHEN {is_altered_sql("c.oid")} THEN coalesce((
-    SELECT string_agg(DISTINCT coalesce('database session ' || a.pid || ' of role ' || a.usename || coalesce(
+_WHO = f"""string_agg(DISTINCT coalesce('database session ' || a.pid || ' of role ' || a.usename || coalesce(
                ' (' || nullif(a.application_name, '') || ', ' || a.state || ')', ''), 'a prepared transaction')
                || CASE WHEN k.granted THEN '' ELSE ', which waits for session '
                        || array_to_string(pg_blocking_pids(k.pid), ', ') END, '; ')
-      FROM (SELECT k.pid, k.relation, k.granted {_ALTERING}) AS k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
+      FROM (SELECT k.pid, k.relation, k.granted, k.mode {_ALTERING}) AS k LEFT JOIN pg_stat_activity a ON a.pid = k.pid"""
+_LOCKED_TABLES = f"""
+SELECT c.oid::regclass::text, {_WHO} JOIN pg_class c ON c.oid = k.relation AND c.relkind IN ('r', 'p')
+ WHERE k.mode = 'AccessExclusiveLock' AND c.relnamespace <> 'pg_catalog'::regnamespace GROUP BY 1 ORDER BY 1
+"""
+#: Who alters a sequence: empty for the first second. Null if nobody does.
+_ALTERED_BY = f"""
+CASE WHEN {is_altered_sql("c.oid")} THEN coalesce((
+    SELECT {_WHO}
      WHERE k.relation = c.oid AND coalesce(a.xact_start, '-infinity') < clock_timestamp() - interval '1 second'
 ), '') END
 """
@@ -288,6 +293,12 @@ def last_values(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
     found: dict[str, int | None] = dict(cursor.fetchall())
     unused = _read_unused(cursor, [name for name, value in found.items() if value is None])
     return {name: unused[name] if value is None else value for name, value in found.items()}
+
+
+def locked_tables(cursor: Any) -> dict[str, str]:
+    """Returns ``{table: who keeps others from reading it}``. Does not wait."""
+    cursor.execute(_LOCKED_TABLES)
+    return dict(cursor.fetchall())
 
 
 def _read_unused(cursor: Any, sequences: Collection[str]) -> dict[str, int]:

@@ -11,9 +11,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
+from streams.core.sequences import locked_tables
+from streams.db import driver
 from streams.db.long_transactions import NO_LIMITS
+
+#: Longest wait for a lock on a table. Who asks must learn who keeps it, and not wait as long as it is kept.
+LOCK_SECONDS = 0.5
 
 
 @contextmanager
@@ -34,6 +39,26 @@ def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
         if is_long:
             cursor.execute(NO_LIMITS)
         yield cursor
+
+
+def limit_waits(cursor: Any) -> None:
+    """Makes all further queries of the transaction fail that wait for a lock for ``LOCK_SECONDS``."""
+    cursor.execute(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
+
+
+@contextmanager
+def lockers_named(using: str) -> Iterator[None]:
+    """Names who keeps tables locked in the error of a query that waited for a lock. Around the transaction."""
+    try:
+        yield
+    except OperationalError as error:
+        if not isinstance(error.__cause__, driver.lock_timed_out) or connections[using].in_atomic_block:
+            raise
+        with connections[using].cursor() as cursor:
+            locked = "; ".join(f"{table} is locked by {who}" for table, who in locked_tables(cursor).items())
+        if not locked:  # not any more
+            raise
+        raise OperationalError(f"table {locked}: end that transaction") from error.__cause__
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
 from streams.core.positions import RETIRED
 from streams.core.queries import STORED_POSITIONS
-from streams.core.sequences import is_altered_sql, last_values
+from streams.core.sequences import is_altered_sql, is_locked_sql, last_values
 from streams.holds.look import LOOK_WHERE_POSSIBLE, Seen, seen_of
 from streams.reading.rows import StoredPosition, stored_positions
 from streams.runtime.logs import get_logger
@@ -54,6 +54,12 @@ SELECT stored.*, {_LAST_VALUE}
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
+#: What the row of a sequence says, which ALTER SEQUENCE leaves as it was until COMMIT. No ``nextval`` is at work beside it.
+_ROW = "SELECT last_value - (NOT is_called)::int FROM {sequence}"
+_ROW_IS_FREE = f"""
+SELECT a.name FROM unnest(%(sequences)s::text[]) AS a (name)
+ WHERE has_sequence_privilege(to_regclass(a.name), 'SELECT') AND NOT {is_locked_sql("to_regclass(a.name)")}
+"""
 _WITH_GIVEN_OUT_AT_ONCE = _WITH_GIVEN_OUT.replace(_LAST_VALUE, _AT_ONCE)
 #: The same, each with a look at its stream, or nulls where none is possible. The rows are those of the statement's snapshot, so
 #: they are older than the look. That is right: what is not known of a writer holds all others back in ``Seen.positions_of``.
@@ -74,7 +80,11 @@ class At(Protocol):
 
 
 def possible_positions(
-    cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
+    cursor: Any,
+    streams: Collection[str] | None = None,
+    known: Mapping[str, Mapping[str, At]] | None = None,
+    *,
+    reads_often: bool = False,
 ) -> dict[str, dict[str, StoredPosition]]:
     """Returns ``{stream: {writer: position}}`` as ``stored_positions`` does, but with no position above the sequence.
 
@@ -83,7 +93,8 @@ def possible_positions(
     Streams in memory are not checked, because they restart together with their sequences.
 
     While somebody is altering a sequence, its stream stays where it is ``known``, and no other stream waits. If nothing is
-    known of the stream, it is not checked then. A caller that gives ``known`` has a connection with ``LOCK_SECONDS``.
+    known of the stream, the sequence's row is read instead. It is not checked while that is locked as well, as by a RENAME.
+    A caller that ``reads_often`` has a connection with ``LOCK_SECONDS``.
     """
     unmoved: dict[str, dict[str, StoredPosition]] = {}
     if streams is None and known:
@@ -98,11 +109,14 @@ def possible_positions(
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
     try:
         # To ask for locks at each read would cost more than the read.
-        found, given_out, _ = _read(cursor, streams, declared, _WITH_GIVEN_OUT if known else _WITH_GIVEN_OUT_AT_ONCE)
+        found, given_out, _ = _read(
+            cursor, streams, declared, _WITH_GIVEN_OUT if reads_often else _WITH_GIVEN_OUT_AT_ONCE
+        )
     except Exception as error:
         if _LOCK_NOT_AVAILABLE not in (getattr(error, "sqlstate", None), getattr(error, "pgcode", None)):
             raise
         found, given_out, _ = _read(cursor, streams, declared, _WITH_GIVEN_OUT_AT_ONCE)
+    given_out |= _of_rows(cursor, given_out, [d for d in declared if not (known or {}).get(d.name)])
     return unmoved | {
         name: _possible(stored, given_out.get(name), (known or {}).get(name, {})) for name, stored in found.items()
     }
@@ -112,14 +126,18 @@ def _positions(stored: Mapping[str, At]) -> dict[str, int]:
     return {writer: at.position for writer, at in stored.items()}
 
 
-def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple[dict[str, StoredPosition], int | None]:
+def positions_and_sequence(
+    cursor: Any, declaration: StreamDeclaration, known: Mapping[str, At] | None = None
+) -> tuple[dict[str, StoredPosition], int | None]:
     """Returns the possible positions of one stream, and the last value of its sequence.
 
     The stream need not be bound to a model. The last value is None for a stream in memory, and if the database role may
-    not read the sequence.
+    not read the sequence. Waits for who alters the sequence, unless ``known`` is given, as in ``possible_positions``.
     """
-    stored, last_value, _ = _of_one(cursor, declaration, _WITH_GIVEN_OUT)
-    return stored, last_value
+    stored, last_value, _ = _of_one(
+        cursor, declaration, _WITH_GIVEN_OUT if known is None else _WITH_GIVEN_OUT_AT_ONCE, known
+    )
+    return stored, None if last_value == _IS_ALTERED else last_value
 
 
 def seen_positions_and_sequence(
@@ -135,12 +153,13 @@ def seen_positions_and_sequence(
 
 
 def _of_one(
-    cursor: Any, declaration: StreamDeclaration, statement: str
+    cursor: Any, declaration: StreamDeclaration, statement: str, known: Mapping[str, At] | None = None
 ) -> tuple[dict[str, StoredPosition], int | None, Seen | None]:
     name = declaration.name
     found, given_out, seen = _read(cursor, [name], [declaration], statement)
+    given_out |= _of_rows(cursor, given_out, () if known else (declaration,))
     stored, last_value = found.get(name, {}), given_out.get(name)
-    return _possible(stored, last_value, {}), last_value, seen.get(name)
+    return _possible(stored, last_value, known or {}), last_value, seen.get(name)
 
 
 def given_out(cursor: Any, streams: Collection[str]) -> dict[str, int]:
@@ -212,6 +231,21 @@ def _true_values(
     unknown = {name: sequences[name] for name in streams if given_out.get(name) == 0}
     values = last_values(cursor, {*unknown.values()}) if unknown else {}
     return {**given_out, **{name: values[sequence] for name, sequence in unknown.items()}}
+
+
+def _of_rows(cursor: Any, given_out: Mapping[str, int], declared: Iterable[StreamDeclaration]) -> dict[str, int]:
+    """Returns what sequences gave out that somebody is altering, as far as their rows can be read."""
+    # Without this: a position is wrong, at 1,000 of a sequence at 900. Somebody begins an ALTER SEQUENCE, and the broadcaster
+    # starts. It shows 1,000. After a ROLLBACK the next facts get IDs that its clients have passed.
+    altered = {d.name: d.sequence for d in declared if given_out.get(d.name) == _IS_ALTERED}
+    if not altered:
+        return {}
+    cursor.execute(_ROW_IS_FREE, {"sequences": list(altered.values())})
+    values: dict[str, int] = {}
+    for (sequence,) in cursor.fetchall():
+        cursor.execute(_ROW.format(sequence=sequence))
+        (values[sequence],) = cursor.fetchone()
+    return {name: values[sequence] for name, sequence in altered.items() if sequence in values}
 
 
 def _possible(

@@ -264,7 +264,7 @@ class PositionWatcher(PositionListener):
         self.reread()
 
     def _read(self, cursor: Any, streams: Collection[str] | None) -> Found:
-        found = possible_positions(cursor, None if streams is None else sorted(streams), self._known)
+        found = possible_positions(cursor, None if streams is None else sorted(streams), self._known, reads_often=True)
         if any(self._is_below(at) for stored in found.values() for at in stored.values()):
             self._restored()  # the database was restored without a loss of the connection, or the stream was repaired
         self._known = {**({} if streams is None else self._known), **found}

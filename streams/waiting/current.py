@@ -61,13 +61,14 @@ def current(stream: BoundStream, using: str | None = None) -> Current:
     """Returns the stream's position as this process sees it now, or as the snapshot of the caller's transaction shows it."""
     alias = using or stream_settings().database
     connection, declaration = connections[alias], stream.declaration
+    known = found.known(stream.name) if (found := watcher.watcher_of(alias)) is not None else {}
     with connection.cursor() as cursor:
-        stored, given_out = positions_and_sequence(cursor, declaration)
+        stored, given_out = positions_and_sequence(cursor, declaration, known)
         linear = linear_position(stored.values(), declaration.empty_position)
         if (given_out is None or given_out > linear) and not keeps_snapshot(connection):
             is_own = last_given_out(stream, connection) > linear
             if look_now(alias, even_if_led=is_own):
-                stored, _ = positions_and_sequence(cursor, declaration)
+                stored, _ = positions_and_sequence(cursor, declaration, known)
                 linear = linear_position(stored.values(), declaration.empty_position)
     watcher.before_shown({stream.name: stored}, alias)
     minima = {w: min(at.last_write_position or 0, at.position) for w, at in stored.items() if at.state != RETIRED}

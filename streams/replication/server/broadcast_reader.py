@@ -149,7 +149,7 @@ class BroadcastReader:
         # Cached values go first. Otherwise a client might receive a position, send a request to this process, and get a
         # cached value that is older than the position.
         self._check_epoch(cursor)
-        found = possible_positions(cursor, None if only is None else sorted(only), self._known)
+        found = possible_positions(cursor, None if only is None else sorted(only), self._known, reads_often=True)
         self._known.update(found)
         watcher.before_shown(found, self._using)
         return found

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 
 from events.models import CurrentState, CurrentStateDelta, Event
 from events.notifier import notifier
 from events.sending.send import create_room
+from events.sync.sync import sync
 from streams import registry
 from streams.caches import invalidate_room_state
 from streams.core.tokens import VectorToken
 from streams.db.driver import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.homeserver.append import devices_changed
+from streams.writing.given_out import record_given_out
 from tests.oracles.token_ranges import in_range
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.syncing import heard
@@ -299,6 +302,38 @@ def test_own_commits_come_while_nothing_is_remembered(room):
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
     assert found.rooms == {room.room_id}
+
+
+@pytest.fixture
+def altering():
+    """Somebody alters the sequence of events, for four seconds."""
+    with session() as cursor:
+        cursor.execute(f"BEGIN; ALTER SEQUENCE {registry.get('events').declaration.sequence} CACHE 1")
+        end = threading.Timer(4.0, cursor.execute, ["ROLLBACK"])
+        end.start()
+        yield
+        end.cancel()
+        end.join()
+
+
+@pytest.mark.parametrize("is_remembered", [True, False])
+def test_no_user_waits_for_who_alters_the_sequence_of_events(room, monkeypatch, request, is_remembered):
+    """Nor while the memory is empty, or this process has appended what no position covers: all users stood behind one."""
+    events = registry.get("events")
+    since = settled(ALICE)
+    before = sync(ALICE).next_batch
+    feed = notifier._feeds.obtain()
+    if is_remembered:
+        record_given_out(events, connection, [since.base + 1])
+    else:
+        monkeypatch.setattr(feed, "apply", lambda *_, **__: None)
+        feed.cache.clear()
+    request.getfixturevalue("altering")
+    started = time.monotonic()
+    assert not sync(ALICE, before)
+    found = notifier.look(ALICE, since)
+    assert (found.now, found.rooms) == (since, {room.room_id})
+    assert time.monotonic() - started < 2.0
 
 
 def test_a_position_that_fell_makes_everything_be_forgotten(room):

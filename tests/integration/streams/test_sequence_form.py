@@ -17,16 +17,29 @@ from replsite.status.words import HealthWord, Severity
 from streams import registry
 from streams.catalog.models import Presence
 from streams.core.sequences import read_sequences
+from streams.db import driver
 from streams.errors import SequenceUnfit
 from streams.holds.end import old_holders
-from streams.reading.possible_positions import possible_positions
+from streams.homeserver.append import devices_changed
+from streams.reading.possible_positions import given_out, possible_positions
+from streams.replication.protocol.announcer import Announcer
+from streams.replication.server.broadcast_reader import BroadcastReader
 from streams.testing import forget_writers
 from tests.integration.replsite.test_reading_sequences import Recorder
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.waiting import wait_until
 from tests.support.wire_client import positioned
-from tests.support.writing import append, in_thread, linear, session, stream, wait_for_linear
+from tests.support.writing import (
+    append,
+    in_thread,
+    linear,
+    session,
+    store_position,
+    store_positions,
+    stream,
+    wait_for_linear,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 NAME = "streams_cacheinvalidation_seq"
@@ -438,6 +451,50 @@ def test_followers_get_no_fact_of_a_locked_table_and_those_of_other_streams(port
         cursor.execute("COMMIT" if committed else "ROLLBACK")
         (fact,) = append()
         client.read_until(f"RDATA caches master {fact} ")
+
+
+def test_a_round_waits_once_however_many_tables_are_locked(monkeypatch):
+    """As by a migration of many models: the waits added up, and followers of all other streams stood for as long."""
+    names, waits = ["caches", "device_lists"], []
+    reader = BroadcastReader(announcer := Announcer(names, "master"), stream().database, 10_000, "test")
+    carry_out = reader._carry_out
+
+    def counted(cursor: Any, step: Any) -> Any:
+        try:
+            return carry_out(cursor, step)
+        except driver.lock_timed_out:
+            waits.append(step.stream)
+            raise
+
+    monkeypatch.setattr(reader, "_carry_out", counted)
+    try:
+        announcer.start(reader.snapshot())
+        append()
+        devices_changed(["@u:here"])
+        store_positions()
+        with session() as cursor:
+            tables = ", ".join(registry.get(name).declaration.tables[0].name for name in names)
+            cursor.execute(f"BEGIN; LOCK TABLE {tables}")
+            assert reader.round().facts == 0 and len(waits) == 1
+        assert {name for name, count in reader.round().rows.items() if count} == {*names}
+    finally:
+        reader.close()
+
+
+def test_a_wrong_position_is_held_also_while_somebody_alters_the_sequence():
+    """A process that began meanwhile knew nothing of the stream, and showed it: its followers passed the next facts."""
+    head = append(3)[-1]
+    wait_for_linear(head)
+    with session() as altering, session() as cursor:
+        known = possible_positions(cursor, ["caches"])
+        store_position(head + 1000)
+        altering.execute(f"BEGIN; ALTER SEQUENCE {NAME} CACHE 1")
+        found = possible_positions(cursor, ["caches"])["caches"]
+        kept = possible_positions(cursor, ["caches"], known)["caches"]
+        cursor.execute("SET lock_timeout = '5s'")
+        assert given_out(cursor, ["caches"]) == {}
+    assert {at.position for at in found.values()} == {head}
+    assert {writer: at.position for writer, at in kept.items()} == {"master": head}
 
 
 def test_a_sequence_that_somebody_is_altering_is_named_with_who_does():

@@ -1,0 +1,62 @@
+"""Somebody keeps the table of positions locked: no stream goes on, but whoever asks learns at once who it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from django.test import Client
+
+from replsite import health
+from replsite.live_rows.shared import SHARED
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
+from tests.support.wire_client import positioned
+from tests.support.writing import append, session
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def locker(admin_client: Client) -> Iterator[int]:
+    """The session that keeps the table until it is awaited in vain; what asks must not wait so long."""
+    append()
+    assert admin_client.get("/admin/facts/").status_code == 200
+    with session() as cursor:
+        cursor.execute("SET idle_in_transaction_session_timeout = 0; BEGIN; LOCK TABLE streams_streamposition")
+        cursor.execute("SELECT pg_backend_pid()")
+        end = threading.Timer(DEADLINE_SECONDS / 2, cursor.execute, ["ROLLBACK"])
+        end.start()
+        yield cursor.fetchone()[0]
+        end.cancel()
+        end.join()
+
+
+def test_health_and_metrics_name_who_locks_the_positions(locker: int, client: Client):
+    words = f"streams_streamposition is locked by database session {locker} of role "
+    report = health.summary(lambda: SHARED.get(0))
+    assert words in report.sentence and "end that transaction" in report.sentence
+    assert b"replsite_snapshot_up 0.0" in client.get("/metrics").content
+    public = client.get("/health").json()
+    assert public["sentence"].startswith("positions: ") and str(locker) not in str(public)
+
+
+@pytest.mark.parametrize(
+    "path", ["/admin/live/", "/admin/live/data/", "/admin/facts/", "/admin/streams/streamposition/"]
+)
+def test_pages_name_who_locks_the_positions(locker: int, admin_client: Client, path: str):
+    answer = admin_client.get(path, headers={"accept": "text/html"})
+    assert answer.status_code == 503
+    assert f"is locked by database session {locker} of role " in answer.content.decode()
+
+
+def test_followers_get_all_facts_after_the_positions_were_locked(port: int):
+    with positioned(port) as client, session() as cursor:
+        (fact,) = append()
+        client.read_until(f"RDATA caches master {fact} ")
+        cursor.execute("SET idle_in_transaction_session_timeout = 0; BEGIN; LOCK TABLE streams_streamposition")
+        facts = append(3)
+        cursor.execute("SELECT pg_sleep(2); ROLLBACK")
+        for fact in facts:
+            client.read_until(f"RDATA caches master {fact} ")
+    wait_until(lambda: health.summary(lambda: SHARED.get(0)).parts[2].well)
