@@ -55,7 +55,7 @@ from streams.core.sequences import read_sequences
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import TrimMark, lost_facts, trim_marks
 from streams.db import driver
-from streams.db.consistent_read import limit_waits, lockers_named, read_only_snapshot
+from streams.db.consistent_read import lockers_named, read_only_snapshot
 from streams.holds.end import blockers
 from streams.holds.look import YOUNG_SECONDS, holders, keepers
 from streams.holds.weaknesses import Weakness, losing
@@ -102,8 +102,7 @@ def read_snapshot(history: History | None = None, using: str | None = None) -> S
     those that catch up. Raises ``django.db.Error`` if the database cannot be read.
     """
     alias = using or stream_settings().database
-    with lockers_named(alias), read_only_snapshot(alias) as cursor:
-        limit_waits(cursor)
+    with lockers_named(alias), read_only_snapshot(alias, limits_waits=True) as cursor:
         driver.bound_times(cursor)
         reading = _Reading(cursor, history or History())
     with collector_paused():

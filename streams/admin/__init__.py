@@ -10,12 +10,9 @@ from typing import Any
 
 from django.apps import apps
 from django.contrib import admin
-from django.db import connections, transaction
-from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from streams.admin.base import ReadOnlyAdmin
-from streams.db.consistent_read import limit_waits, lockers_named
 from streams.models import (
     Epoch,
     FederationAcknowledgement,
@@ -81,14 +78,6 @@ class StreamPositionAdmin(ReadOnlyAdmin):
     list_filter = ("stream", "state")
     search_fields = ("stream", "instance_name")
     magnitudes = ("position", "last_write_position")
-
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Returns all rows. While somebody keeps the table locked, raises an error that names who does."""
-        found = super().get_queryset(request)
-        with lockers_named(found.db), transaction.atomic(using=found.db), connections[found.db].cursor() as cursor:
-            limit_waits(cursor)
-            found.exists()
-        return found
 
 
 @admin.register(StatusChange)

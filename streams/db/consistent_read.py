@@ -19,15 +19,16 @@ from streams.db.long_transactions import NO_LIMITS
 
 #: Longest wait for a lock on a table. Who asks must learn who keeps it, and not wait as long as it is kept.
 LOCK_SECONDS = 0.5
+_LIMIT_WAITS = f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}"
 
 
 @contextmanager
-def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
+def read_only_snapshot(using: str, *, is_long: bool = False, limits_waits: bool = False) -> Iterator[Any]:
     """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
     If the caller has a transaction open, yields a cursor of that transaction, whatever isolation level this transaction
     has. If ``is_long`` is true, the server's time limits are lifted, because the caller does other work between its
-    queries (``long_transactions``).
+    queries (``long_transactions``). If ``limits_waits`` is true, a query fails that waits for a lock for ``LOCK_SECONDS``.
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -35,7 +36,8 @@ def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
             yield cursor
         return
     with transaction.atomic(using=using), connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        limit = f"; {_LIMIT_WAITS}" if limits_waits else ""
+        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY{limit}")
         if is_long:
             cursor.execute(NO_LIMITS)
         yield cursor
@@ -43,7 +45,7 @@ def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
 
 def limit_waits(cursor: Any) -> None:
     """Makes all further queries of the transaction fail that wait for a lock for ``LOCK_SECONDS``."""
-    cursor.execute(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
+    cursor.execute(_LIMIT_WAITS)
 
 
 @contextmanager

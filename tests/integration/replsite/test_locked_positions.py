@@ -41,9 +41,7 @@ def test_health_and_metrics_name_who_locks_the_positions(locker: int, client: Cl
     assert public["sentence"].startswith("positions: ") and str(locker) not in str(public)
 
 
-@pytest.mark.parametrize(
-    "path", ["/admin/live/", "/admin/live/data/", "/admin/facts/", "/admin/streams/streamposition/"]
-)
+@pytest.mark.parametrize("path", ["/admin/live/", "/admin/live/data/", "/admin/facts/"])
 def test_pages_name_who_locks_the_positions(locker: int, admin_client: Client, path: str):
     answer = admin_client.get(path, headers={"accept": "text/html"})
     assert answer.status_code == 503

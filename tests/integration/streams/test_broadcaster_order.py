@@ -79,9 +79,9 @@ def next_look_fails(monkeypatch):
     """The database goes away for one question."""
     real, failed = broadcast_reader.possible_positions, []
 
-    def fail_once(cursor, streams, known):
+    def fail_once(cursor, streams, known, **options):
         if failed:
-            return real(cursor, streams, known)
+            return real(cursor, streams, known, **options)
         failed.append(streams)
         raise OperationalError("terminating connection due to administrator command")
 

@@ -422,7 +422,7 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
     token = fact_of_north("cached_words")
     StreamPosition.objects.create(stream="caches", instance_name="north", position=token)
 
-    def fail(cursor, names, known):
+    def fail(cursor, names, known, **options):
         raise OperationalError("terminating connection due to administrator command")
 
     monkeypatch.setattr(watcher, "possible_positions", fail)

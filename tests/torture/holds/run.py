@@ -178,7 +178,9 @@ class Clients:
         until = time.time() + options.seconds
         crash_mean = options.crash_seconds
         crash_at = time.time() + crash_mean if crash_mean else float("inf")
-        while time.time() < until and not is_over():
+        while not is_over() and (
+            time.time() < until or (crash_mean and not report.events["crash"])
+        ):  # a kill may take long
             time.sleep(0.1)
             if time.time() > crash_at:
                 crash(self._server)
