@@ -12,17 +12,21 @@ from django.db import connection, transaction
 from django.db.backends.postgresql.base import Database
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
-from events.models import Event
+from events.models import Event, ForgottenRoom, IgnoredUser
 from events.models.summaries import RoomSummary
+from events.sending.send import create_room
+from events.sync.sync import sync
+from events.visibility.access import forget_room, set_ignored_users
 from pipeline.connections import connect
 from pipeline.source import read_rows
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
-from streams.catalog.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation, Typing
 from streams.checks import check_session
 from streams.db import driver
 from streams.db.session_settings import RELIED_ON
 from streams.follow import Begin, Handler
+from streams.homeserver.typing import set_typing
 from streams.models import StreamPosition
 from streams.testing import forget_writers
 from streams.writing.name import writer_name
@@ -35,7 +39,7 @@ from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import persist_all
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, ids, linear, session, store_positions, stream, wait_for_linear
+from tests.support.writing import append, ids, in_thread, linear, session, store_positions, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -98,6 +102,47 @@ def test_rooms_are_stored(settings_of_role):
     assert not any(outcome.refused for outcome in persist_all(room.events, 3))
     assert Event.objects.count() == len(room.events)
     assert RoomSummary.objects.get().name == TEXT + "\N{REPLACEMENT CHARACTER}"
+
+
+def test_users_talk(settings_of_role):
+    """At REPEATABLE READ nobody could make a room or send."""
+    room = create_room("@ann:site")
+    room.invite("@ann:site", "@bob:site")
+    room.join("@bob:site")
+    said = room.send("@bob:site", "m.room.message", {"body": TEXT})
+    (news,) = sync("@ann:site").rooms.joined
+    assert news.timeline[-1].event_id == said.event_id
+    room.leave("@bob:site")
+    forget_room("@bob:site", room.room_id)
+    assert ForgottenRoom.objects.count() == 1
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    ("one", "other", "ends"),
+    [
+        (
+            lambda: set_typing("!a:site", "@ann:site", True),
+            lambda: set_typing("!a:site", "@bob:site", True),
+            lambda: Typing.objects.latest("stream_id").user_ids == ["@ann:site", "@bob:site"],
+        ),
+        (
+            lambda: set_ignored_users("@ann:site", ["@x:site"]),
+            lambda: set_ignored_users("@ann:site", ["@y:site"]),
+            lambda: [*IgnoredUser.objects.values_list("ignored_user_id", flat=True)] == ["@y:site"],
+        ),
+    ],
+    ids=["typing", "ignored users"],
+)
+def test_what_waits_for_a_lock_sees_what_its_last_holder_has_committed(level, one, other, ends):
+    with impatient(default_transaction_isolation=level):
+        with transaction.atomic():
+            connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            one()
+            waits = in_thread(other)
+            time.sleep(0.3)
+        waits.join()
+        assert ends()
 
 
 def test_a_text_stays_one_whatever_backslashes_are(settings_of_role):
