@@ -31,18 +31,18 @@ def begins_transaction(using: str) -> bool:
 
 
 @contextmanager
-def room_transaction(using: str) -> Iterator[bool]:
-    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED.
+def room_transaction(using: str, *, savepoint: bool = False) -> Iterator[bool]:
+    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED, whatever the role's default is.
 
     The block may lock rooms. Yields true if the transaction is a new one.
 
-    There is no savepoint: after an error the caller's transaction can only be rolled back as a whole. Raises
+    Without ``savepoint``, the caller's transaction can only be rolled back as a whole after an error. Raises
     ``InTransaction`` if it is at another isolation level.
     """
     connection: Any = connections[using]
     is_new = begins_transaction(using)
     try:
-        with transaction.atomic(using=using, savepoint=False):
+        with transaction.atomic(using=using, savepoint=savepoint):
             if is_new and connection.connection not in _read_committed_by_default:
                 with connection.cursor() as cursor:
                     cursor.execute(READ_COMMITTED)

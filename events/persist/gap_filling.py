@@ -9,7 +9,7 @@ called at any time.
 
 from __future__ import annotations
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.errors import UnknownRoom
 from events.persist import next_rows
@@ -17,7 +17,7 @@ from events.persist.lock_and_read import lock_and_read
 from events.persist.next_rows import NOTHING, Accepted
 from events.persist.room_cache import StoredRoom
 from events.persist.write_rows import write_rooms
-from events.room_lock import begins_transaction
+from events.room_lock import begins_transaction, room_transaction
 from streams.conf import stream_settings
 
 __all__ = ["resolve_room"]
@@ -46,7 +46,9 @@ def resolve_room(room_id: str, using: str | None = None, accepts: Accepted = NOT
     total, before, after = 0, 0, ""
     while True:
         by_index = begins_transaction(alias)  # asked here, because inside the block there always is a transaction
-        with transaction.atomic(using=alias):  # one for each round, so that writers get the room's lock in between
+        with room_transaction(
+            alias, savepoint=True
+        ):  # one for each round, so that writers get the room's lock in between
             found, last = _resolve(room_id, alias, after, accepts, by_index=by_index)
         total += found
         if last is None and total == before:

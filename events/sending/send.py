@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.arguments import can_be_stored
 from events.errors import (
@@ -38,7 +38,7 @@ from events.persist.batch import Incoming, Persisted, persist
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
-from events.room_lock import begins_transaction
+from events.room_lock import begins_transaction, room_transaction
 from events.sending.compose import MOST_PREV_EVENTS, NewEvent, Place, compose
 from state.errors import UnknownRoomVersion
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS
@@ -95,7 +95,7 @@ def create_room(
         raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, str(error)) from error
     setup = setup or RoomSetup()
     alias = using or stream_settings().database
-    with transaction.atomic(using=alias):
+    with room_transaction(alias, savepoint=True):
         room = LocalRoom(_store_create_event(creator, rules, setup, key, alias), key, alias)
         room.add(_first_events(creator, rules, setup))
     return room
@@ -167,7 +167,7 @@ class LocalRoom:
         """Sends several events, each on top of the event before, in one transaction. Stores all of them or none."""
         alias = self.using or stream_settings().database
         by_index = begins_transaction(alias)
-        with transaction.atomic(using=alias):
+        with room_transaction(alias, savepoint=True):
             composer = _RoomComposer(self.room_id, self.key, alias, by_index=by_index)
             composer.set_prev_events(self.prev_event_ids or composer.extremities(MOST_PREV_EVENTS))
             composed = [composer.compose(new) for new in events]
@@ -182,7 +182,7 @@ class LocalRoom:
         alias = self.using or stream_settings().database
         server_name = server or (self.key.server if self.key is not None else stream_settings().server_name)
         by_index = begins_transaction(alias)
-        with transaction.atomic(using=alias):
+        with room_transaction(alias, savepoint=True):
             composer = _RoomComposer(self.room_id, self.key, alias, by_index=by_index)
             extremities = composer.extremities(_MOST_DUMMIES * MOST_PREV_EVENTS)
             if len(extremities) <= max(1, more_than):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 
 from events.arguments import can_be_stored, checked_ids
 from events.declarations import RESYNC_USER
@@ -35,6 +35,7 @@ from streams.caches import invalidate
 from streams.catalog.models import AccountDataChange
 from streams.conf import StreamSettings, stream_settings
 from streams.db.driver import rows_of_repeated
+from streams.db.snapshots import seeing_commits
 from streams.writing.key_locks import lock_exclusively
 
 __all__ = [
@@ -222,7 +223,7 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
     alias = using or stream_settings().database
     if not (can_be_stored(user_id) and can_be_stored(room_id)):
         raise CannotForget(f"{user_id!r:.300} cannot forget {room_id!r:.300}: there is no such user in such a room.")
-    with transaction.atomic(using=alias):
+    with seeing_commits(alias):
         members = CurrentState.objects.using(alias).filter(room_id=room_id, type="m.room.member", state_key=user_id)
         # A locks the membership row and reads the leave. B, which stores a new join, waits for A before it changes this row.
         # A's row names the leave, so it no longer applies once B has committed: the room is not hidden from a joined user.
@@ -282,7 +283,7 @@ def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
     if len(wanted) > IGNORED_USERS_LIMIT:
         raise ValueError(f"{user_id} ignores {len(wanted)} users; the limit is {IGNORED_USERS_LIMIT}.")
     alias = stream_settings().database
-    with transaction.atomic(using=alias):
+    with seeing_commits(alias):
         # Without this lock: A replaces the list by {x}, B at the same time by {y}. Neither sees the row that the other has
         # not committed, so neither deletes it, and the user ignores both x and y.
         with connections[alias].cursor() as cursor:

@@ -148,10 +148,11 @@ SESSION_SETTINGS = "SELECT " + ", ".join(
     }.items()
 )
 #: Lifts limits that the role or the server has for its programs. Sessions that wait for notifications or hold a lock may send
-#: nothing for hours. The engine's statements are short, unless they must wait.
+#: nothing for hours. The engine's statements are short, unless they must wait. Policies of a table that would hide facts or
+#: positions from the role are an error: a reader would pass over these facts, and a trim would mark them as trimmed.
 _NO_LIMITS = (
     "set_config('idle_session_timeout', '0', false), set_config('statement_timeout', '0', false), "
-    "set_config('lock_timeout', '0', false)"
+    "set_config('lock_timeout', '0', false), set_config('row_security', 'off', false)"
 )
 #: Classes of SQLSTATE of errors with which the server ends a session: connection errors, and shutdowns.
 _ENDS_SESSION = ("08", "57P")
@@ -704,10 +705,11 @@ class ListeningConnection:
 def dsn(using: str | None = None) -> str:
     """Returns a libpq connection string for programs without Django, such as Spark executors.
 
-    The string contains the password, and sets what our statements rely on.
+    The string contains the password, and sets what our statements rely on. Policies that would hide rows are an error.
     """
     parameters = _parameters(using)
-    return _driver.connection_string(parameters | {"options": with_relied_on(_options_of(parameters))})
+    options = with_relied_on(f"{_options_of(parameters)} -c row_security=off".strip())
+    return _driver.connection_string(parameters | {"options": options})
 
 
 #: Connection -> the suffix of the schema that holds its site's tables.

@@ -1,8 +1,12 @@
-"""Finds out whether the caller's transaction keeps one snapshot. Such a transaction does not see later commits."""
+"""Finds out whether a transaction keeps one snapshot, and begins others. Such a transaction does not see later commits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from django.db import connections, transaction
 
 from streams.db import testcase
 
@@ -23,3 +27,18 @@ def keeps_snapshot(connection: BaseDatabaseWrapper) -> bool:
     with connection.cursor() as cursor:
         cursor.execute("SELECT current_setting('transaction_isolation') <> 'read committed'")
         return bool(cursor.fetchone()[0])
+
+
+@contextmanager
+def seeing_commits(using: str) -> Iterator[None]:
+    """Runs the block in ``transaction.atomic``. A new transaction is at READ COMMITTED, whatever the role's default is.
+
+    So what is read after a lock has what the lock's last holder committed.
+    """
+    connection = connections[using]
+    is_new = not connection.in_atomic_block and connection.get_autocommit()
+    with transaction.atomic(using=using):
+        if is_new:
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        yield

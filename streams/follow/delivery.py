@@ -12,23 +12,38 @@ This module's code runs in the handler's thread, on Django's connection of this 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from django.db import Error as DjangoError
 from django.db import connections
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
+from streams.db.snapshots import keeps_snapshot
 from streams.errors import HandlerFailed, ReaderFenced
 from streams.follow.chunks import Chunk
 from streams.follow.dead_letters import park
 from streams.follow.handler_transaction import ConnectionLost, as_connection_lost, call_undivided, commit_once
 from streams.follow.handlers import Handler, OnFailure
-from streams.follow.stored_cursors import CursorMoved, Owner, move_cursor
+from streams.follow.stored_cursors import CursorMoved, Owner, lock_cursor, move_cursor
 from streams.runtime.logs import get_logger
 from streams.runtime.text import error_words
 
 log = get_logger(__name__)
-LONGEST_RETRY_SECONDS = 30.0
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 30.0
+#: SQLSTATEs with which the cursor is not moved through no fault of the handler: a lock or time limit of the role, a deadlock.
+_OF_OTHERS = frozenset({"55P03", "57014", "40P01"})
+
+
+@contextmanager
+def _not_the_handler() -> Iterator[None]:
+    try:
+        yield
+    except DjangoError as error:
+        if driver.sqlstate(error) not in _OF_OTHERS:
+            raise
+        raise ConnectionLost(driver.explain(error)) from error
 
 
 class Stopped(Exception):
@@ -49,6 +64,9 @@ class Delivery:
         self.stored = stored
         self._session_lock = session_lock
         self._place = ""
+        self._locks_first: bool | None = None
+        """True if transactions keep one snapshot. A heartbeat that is stored while such a one is open would keep it from moving
+        the cursor, so that a handler that takes long would never succeed."""
         self._handled = self._parked = 0
         self._handler = handler
         self._owner = owner
@@ -116,12 +134,28 @@ class Delivery:
         connection = connections[self._using]
         if driver.has_ended(connection) or not connection.get_autocommit():
             driver.end_sessions()
-        # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
-        with as_connection_lost():
-            self._move(goal, counts)
+        self._move_after_effects(goal, counts)
         return None
 
-    def _move(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] = lambda: None) -> None:
+    def _move_after_effects(self, goal: VectorToken, counts: tuple[int, int]) -> None:
+        # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time. If the
+        # cursor cannot be moved now, the handler must not be called again and again meanwhile.
+        handler, pause_seconds = self._handler, FIRST_RETRY_SECONDS
+        while True:
+            try:
+                with as_connection_lost():
+                    self._move(goal, counts)
+                return
+            except ConnectionLost as error:
+                log.warning(
+                    "reader.cursor_not_moved", reader=handler.reader, stream=handler.stream, error=error_words(error)
+                )
+                driver.end_sessions()
+                if self._pause(pause_seconds):
+                    raise Stopped from error
+                pause_seconds = min(pause_seconds * 2, LONGEST_RETRY_SECONDS)
+
+    def _move(self, token: VectorToken, counts: tuple[int, int], work: Callable[[], None] | None = None) -> None:
         """Calls ``work``, and moves the stored cursor to ``token``, in one transaction.
 
         ``counts`` is a pair of numbers of facts (handled, parked). They are added to the counts of this delivery after
@@ -138,11 +172,18 @@ class Delivery:
 
         def handle_and_move() -> None:
             nonlocal place
-            work()
+            connection, handler = connections[self._using], self._handler
+            if work is not None:
+                if self._locks_first is None:
+                    self._locks_first = keeps_snapshot(connection)
+                if self._locks_first:
+                    with _not_the_handler(), connection.cursor() as cursor:
+                        lock_cursor(cursor, handler.reader, handler.stream)
+                work()
             # The cursor moves last, to lock its row only briefly.
-            with connections[self._using].cursor() as cursor:
+            with _not_the_handler(), connection.cursor() as cursor:
                 way, hold = (self.stored, token), (self._session_lock, self._place)
-                place = move_cursor(cursor, self._owner, self._handler.stream, way, counts, hold)
+                place = move_cursor(cursor, self._owner, handler.stream, way, counts, hold)
 
         commit_once(self._handler, handle_and_move, committed)
 

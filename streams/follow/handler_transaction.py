@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,14 @@ from streams.follow.stored_cursors import CursorMoved
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
+#: The server's name of the last statement of a message, and what else the message must have, if the transaction is another one
+#: since. ``ROLLBACK AND CHAIN`` leaves no moment without one: the effects are undone, and the cursor would move in the next one.
+_ENDS = {
+    "COMMIT": re.compile(""),
+    "ROLLBACK": re.compile(r"^(?!.*\bROLLBACK\s+(WORK\s+|TRANSACTION\s+)?TO\b)", re.I | re.S),
+    "BEGIN": (_BEFORE := re.compile(r"\b(COMMIT|END|ROLLBACK|ABORT)\b", re.I)),
+    "START TRANSACTION": _BEFORE,
+}
 
 
 class ConnectionLost(Exception):
@@ -96,9 +105,12 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
             raise ended
 
     def execute(call: Callable[..., Any], *arguments: Any) -> Any:
-        nonlocal was_used
+        nonlocal was_used, has_ended
         check_not_ended()  # else the statement, of a later fact perhaps, would be committed by itself, and come again
         result = call(*arguments)
+        sql, *_, context = arguments
+        ends = _ENDS.get(context["cursor"].statusmessage)
+        has_ended = has_ended or (ends is not None and ends.search(str(sql)) is not None)
         # Not before: of a first statement that fails, the driver may have sent nothing, or it sends the statement again.
         was_used = True
         return result

@@ -241,7 +241,8 @@ class PartsLoop(HandlerLoop):
             if fact.key in stopped:
                 waits = HandlerFailed(f"It waits: an earlier fact of its key {fact.key!r} is parked.")
                 self._park(batch, fact, waits, 0)
-        if batch.plan.moves:
+        # Without facts, nothing was read on the session that looked, which a crash may have ended: ``_tick`` asks for that.
+        if facts and batch.plan.moves:
             self._cursors.move(connection, batch.plan.moves, batch.handled, batch.parked)
 
     def _call(self, batch: _Batch, facts: list[KeyFact]) -> None:

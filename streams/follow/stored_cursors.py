@@ -71,10 +71,13 @@ _FORGET = """
 DELETE FROM streams_storedcursor WHERE reader = %(reader)s AND (%(stream)s::text IS NULL OR stream = %(stream)s)
 RETURNING stream, base
 """
+#: Not of a row that is locked: its handler is at work, and moves it soon.
 _SEEN = f"""
-UPDATE streams_storedcursor SET seen_at = clock_timestamp(), ended_at = NULL WHERE reader = %(reader)s AND lease = %(lease)s
+UPDATE streams_storedcursor SET seen_at = clock_timestamp(), ended_at = NULL WHERE id IN (
+    SELECT id FROM streams_storedcursor WHERE reader = %(reader)s AND lease = %(lease)s FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING stream, {_WAITING}
 """
+_LOCK = "SELECT FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s FOR NO KEY UPDATE"
 #: A request for some dead letters is added to the tokens of a request that still waits.
 _ASK_RETRY = """
 UPDATE streams_storedcursor c SET retry_asked_by = %(by)s, retry_asked_at = clock_timestamp(), retry_began_at = NULL,
@@ -180,6 +183,11 @@ def move_cursor(
             f"another one took it over, or its cursor was removed. Nothing was stored."
         )
     raise CursorMoved
+
+
+def lock_cursor(cursor: Any, reader: str, stream: str) -> None:
+    """Keeps all others from changing the stored cursor until the transaction ends."""
+    cursor.execute(_LOCK, {"reader": reader, "stream": stream})
 
 
 def new_lease(

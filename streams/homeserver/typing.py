@@ -21,6 +21,7 @@ from streams.catalog.models import Typing
 from streams.conf import stream_settings
 from streams.db.lock_holders import describe_lock_holder
 from streams.db.schema_mark import marked_lock
+from streams.db.snapshots import seeing_commits
 from streams.errors import StreamError, UnusableFact, WriterBusy
 from streams.homeserver.append import check_storable
 from streams.homeserver.freeing import free_sometimes
@@ -68,7 +69,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
     names = {"room_id": room_id, "user_id": user_id}
     check_storable("typing", names, names)
     using = stream_settings().database
-    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+    with seeing_commits(using), connections[using].cursor() as cursor:
         # Without this lock A adds Alice and B adds Bob to one room. Neither sees the other's uncommitted row, and the list
         # with the higher token, which followers keep, lacks one of them.
         _lock_room(cursor, room_id)
@@ -110,7 +111,7 @@ def expire_typing() -> int:
         cursor.execute(_OVER)
         rooms = [row[0] for row in cursor.fetchall()]
     for room_id in rooms:
-        with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        with seeing_commits(using), connections[using].cursor() as cursor:
             # Tries the lock without waiting. Otherwise one session that keeps a room's lock would block all other
             # rooms.
             cursor.execute(_LOCK_FREE_ROOM, [room_id])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from contextlib import closing
 
 import pytest
@@ -11,28 +12,34 @@ from django.db import connection, transaction
 from django.db.backends.postgresql.base import Database
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
-from events.models import Event
+from events.models import Event, ForgottenRoom, IgnoredUser
 from events.models.summaries import RoomSummary
+from events.sending.send import create_room
+from events.sync.sync import sync
+from events.visibility.access import forget_room, set_ignored_users
 from pipeline.connections import connect
 from pipeline.source import read_rows
 from pipeline.source.offsets import pieces
 from pipeline.source.read_rows import ReadParameters, read_piece
-from streams.catalog.models import CacheInvalidation
+from streams.catalog.models import CacheInvalidation, Typing
 from streams.checks import check_session
 from streams.db import driver
 from streams.db.session_settings import RELIED_ON
+from streams.follow import Begin, Handler
+from streams.homeserver.typing import set_typing
 from streams.models import StreamPosition
 from streams.testing import forget_writers
 from streams.writing.name import writer_name
 from tests.integration.events.test_purging import middle
 from tests.integration.pipeline.test_archive import purge
 from tests.integration.pipeline.test_restore import restore, stored
+from tests.support.effects import running
 from tests.support.impatient_server import impatient
 from tests.support.made_rooms import public_room
 from tests.support.persisted_rooms import persist_all
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned, start_replication
-from tests.support.writing import append, ids, linear, stream, wait_for_linear
+from tests.support.writing import append, ids, in_thread, linear, session, store_positions, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -97,6 +104,47 @@ def test_rooms_are_stored(settings_of_role):
     assert RoomSummary.objects.get().name == TEXT + "\N{REPLACEMENT CHARACTER}"
 
 
+def test_users_talk(settings_of_role):
+    """At REPEATABLE READ nobody could make a room or send."""
+    room = create_room("@ann:site")
+    room.invite("@ann:site", "@bob:site")
+    room.join("@bob:site")
+    said = room.send("@bob:site", "m.room.message", {"body": TEXT})
+    (news,) = sync("@ann:site").rooms.joined
+    assert news.timeline[-1].event_id == said.event_id
+    room.leave("@bob:site")
+    forget_room("@bob:site", room.room_id)
+    assert ForgottenRoom.objects.count() == 1
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize(
+    ("one", "other", "ends"),
+    [
+        (
+            lambda: set_typing("!a:site", "@ann:site", True),
+            lambda: set_typing("!a:site", "@bob:site", True),
+            lambda: Typing.objects.latest("stream_id").user_ids == ["@ann:site", "@bob:site"],
+        ),
+        (
+            lambda: set_ignored_users("@ann:site", ["@x:site"]),
+            lambda: set_ignored_users("@ann:site", ["@y:site"]),
+            lambda: [*IgnoredUser.objects.values_list("ignored_user_id", flat=True)] == ["@y:site"],
+        ),
+    ],
+    ids=["typing", "ignored users"],
+)
+def test_what_waits_for_a_lock_sees_what_its_last_holder_has_committed(level, one, other, ends):
+    with impatient(default_transaction_isolation=level):
+        with transaction.atomic():
+            connection.cursor().execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            one()
+            waits = in_thread(other)
+            time.sleep(0.3)
+        waits.join()
+        assert ends()
+
+
 def test_a_text_stays_one_whatever_backslashes_are(settings_of_role):
     """psycopg2 reads the setting once, when it connects: to change it in the session alone would let a text end its literal."""
     texts = [TEXT, "\\", "\\'; DROP TABLE streams_cacheinvalidation; --"]
@@ -129,6 +177,49 @@ def test_a_pooler_that_lends_sessions_with_other_settings_is_found(monkeypatch):
         wrong = {name for name in RELIED_ON if any(f" {name} = " in text for text in found())}
         assert wrong == {*RELIED_ON} - {"extra_float_digits", *([] if is_psycopg3 else ["standard_conforming_strings"])}
     assert found() == []
+
+
+# --- readers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_cursor_that_cannot_be_moved_is_no_failure_of_the_handler(atomic, limit):
+    """Nor is a handler without transaction, such as one that sends mail, called again and again meanwhile."""
+    called: list[int] = []
+    made = Handler(
+        "caches", "r", lambda chunk: called.extend(fact.token for fact in chunk), begin=Begin.OLDEST, atomic=atomic, attempts=2,
+        retry_seconds=0.01,
+    )  # fmt: skip
+    with impatient(**{limit: "200ms"}):
+        wait_for_linear(append()[0])
+        with running(made) as runs:
+            wait_until(lambda: runs.reader.facts_handled == 1)
+            with session() as cursor:
+                cursor.execute("BEGIN; SELECT FROM streams_storedcursor FOR UPDATE")
+                append()
+                store_positions()
+                wait_until(lambda: called.count(ids()[-1]) > (3 if atomic else 0))
+                time.sleep(1.5)
+            wait_until(lambda: runs.error or runs.reader.facts_handled == 2)
+        assert runs.error is None
+    assert called == ids() or atomic
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_handler_may_take_longer_than_a_heartbeat(level, each, settings):
+    """A heartbeat changes the row that the handler's transaction changes at its end."""
+    settings.REPLSITE_HEARTBEAT_SECONDS = 0.25
+    made = Handler(
+        "caches", "r", lambda _: (connection.cursor().execute("SELECT 1"), time.sleep(0.6)), begin=Begin.OLDEST, each=each,
+        attempts=2, retry_seconds=0.01,
+    )  # fmt: skip
+    with impatient(default_transaction_isolation=level):
+        wait_for_linear(append(2)[-1])
+        with running(made) as runs:
+            wait_until(lambda: runs.error or runs.reader.facts_handled == 2)
+        assert runs.error is None
 
 
 def test_durations_and_floats_are_read(settings_of_role):

@@ -89,6 +89,8 @@ FAILS = {
     "read only": (lambda: execute("SET TRANSACTION READ ONLY"), "read-only"),
     "rollback": (lambda: execute("ROLLBACK"), "ended its transaction itself"),
     COMMIT: (lambda: of_driver("commit"), "ended its transaction itself"),
+    "chain": (lambda: execute("ROLLBACK AND CHAIN"), "ended its transaction itself"),
+    "another": (lambda: execute("ROLLBACK; BEGIN"), "ended its transaction itself"),
     "rollback of the driver": (undo_and_go_on, "ended its transaction itself"),
     "interrupted": (lambda: throw(KeyboardInterrupt()), "KeyboardInterrupt"),
     "block left open": (lambda: transaction.atomic().__enter__(), "left a transaction.atomic block open"),
@@ -354,8 +356,9 @@ def ask_with_nul():
         (ask_with_nul, int),
         (send_prepared, lambda: execute("DEALLOCATE ALL")),
         (lambda: list(CacheInvalidation.objects.all()), int),
+        (int, lambda: transaction.get_connection().in_atomic_block and execute("SAVEPOINT a; ROLLBACK TO a")),
     ],
-    ids=["nothing", "a value that is refused", "statements that are prepared again", "a read"],
+    ids=["nothing", "a value that is refused", "statements that are prepared again", "a read", "a savepoint"],
 )
 @pytest.mark.parametrize("atomic", [True, False])
 def test_whoever_does_nothing_to_the_transaction_is_not_refused(first, last, atomic):

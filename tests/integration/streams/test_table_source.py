@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
+import psycopg2
 import pytest
 from django.db import connection, transaction
 
+from pipeline.connections import connect
 from streams.core.tokens import VectorToken
+from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.follow import Begin, Handler, View
 from streams.follow.table_source import TableSource
@@ -105,3 +109,29 @@ def test_trimmed_facts_are_missed_with_an_error(source, cursor):
         )
     with pytest.raises(ResyncNeeded, match=f"up to {numbers[0]} were trimmed"):
         source.next(cursor)
+
+
+def test_policies_that_hide_facts_from_the_role_of_a_reader_are_an_error(source, cursor, monkeypatch):
+    """It passed over them, and all was well: health asks with the role of its own process."""
+    append(1)
+    with connection.cursor() as owner:
+        owner.execute(
+            "CREATE ROLE tenant IN ROLE pg_read_all_data; ALTER TABLE streams_cacheinvalidation ENABLE ROW LEVEL SECURITY"
+        )
+    monkeypatch.setitem(
+        connection.settings_dict, "OPTIONS", {**connection.settings_dict["OPTIONS"], "assume_role": "tenant"}
+    )
+    source.close()
+    try:
+        with pytest.raises(driver.DatabaseError, match="row-level security policy"):
+            source.next(cursor)
+        with (
+            closing(connect(driver.dsn(), "test")) as spark,
+            spark.cursor() as executor,
+            pytest.raises(psycopg2.Error, match="row-level security policy"),
+        ):
+            executor.execute("SELECT FROM streams_cacheinvalidation")
+    finally:
+        monkeypatch.undo()
+        with connection.cursor() as owner:
+            owner.execute("ALTER TABLE streams_cacheinvalidation DISABLE ROW LEVEL SECURITY; DROP ROLE tenant")
