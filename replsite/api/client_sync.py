@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any
 
 from ninja import Query, Router
+from ninja.errors import Throttled
 
 from events.sync.answers import PendingRoom, RoomsSince, SyncRoom
 from events.sync.providers import StreamChanges
@@ -17,6 +19,10 @@ from streams.conf import stream_settings
 router = Router(tags=["Users"], auth=WaitingTokenAuth())
 VIEW_EVENTS = "events.view_event"
 _LONGEST_MS = 60_000
+#: The most syncs of one user of the API that may wait in this process. There are a hundred places
+#: (``replsite.http.request_places``), and one program could otherwise have all of them for a minute, again and again.
+MOST_WAITING, _AGAIN_SECONDS = 80, 5
+_waiting: Counter[int] = Counter()
 Timeout = Annotated[int, Query(0, ge=0, le=_LONGEST_MS, description="milliseconds to wait while nothing is new")]
 
 
@@ -30,8 +36,14 @@ async def sync(
     limit: Annotated[int, Query(20, ge=1, le=500, description="most events of a room's timeline")] = 20,
 ) -> dict[str, Any]:
     """Returns the changes for a user since `since`. If there is no change yet, waits for one until `timeout` is over."""
-    using = stream_settings().database
-    found = await await_sync(user_id, since, timeout / 1000, limit, using, query=in_turn)
+    using, caller = stream_settings().database, request.auth.user_id
+    if timeout and _waiting[caller] >= MOST_WAITING:
+        raise Throttled(_AGAIN_SECONDS)
+    _waiting[caller] += timeout > 0
+    try:
+        found = await await_sync(user_id, since, timeout / 1000, limit, using, query=in_turn)
+    finally:
+        _waiting[caller] -= timeout > 0
     if timeout:  # the token may have been revoked while the call waited
         await in_turn(lambda: check_again(request, VIEW_EVENTS))
     return _written(found)

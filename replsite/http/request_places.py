@@ -2,8 +2,8 @@
 
 Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
 crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
-thread with its connection. There are separate places for pages, questions of the live page, logins, scrapes, probes, catch-up,
-waiting syncs, and requests without a database, so that none of these blocks another.
+thread with its connection. There are separate places for pages, questions of the live page, readers of facts, logins, scrapes,
+probes, catch-up, waiting syncs, and requests without a database, so that none of these blocks another.
 
 A request without a free place waits. If it waits too long, or too many wait, it gets 503 with ``Retry-After``. The proxy
 bounds how many requests one client has open. A request that goes on without a thread gives its place back early
@@ -35,11 +35,16 @@ from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
+#: The least time until a request is refused. Clients that ask again at once would otherwise keep the event loop busy with
+#: refusals, and each page needs the loop a dozen times: beside 500 such clients a page took 1.7 s.
+REFUSED_AFTER_SECONDS = 1.0
 #: An unused place closes its connection after this time.
 IDLE_SECONDS = 60.0
 RETRY_SECONDS = 5
 #: Key in the scope: ``time.monotonic`` at which the request arrived, before it waited for its place.
 CAME = "replsite.came"
+#: The headers by which those who were answered before are known, and what the paths of the API have in them.
+_CREDENTIALS, _API = (b"cookie", b"authorization"), "/api/v1/"
 Application = Callable[..., Awaitable[Any]]
 
 
@@ -116,6 +121,14 @@ class RequestPlaces:
         self._live = Pool("live page", 4, 1_000)
         # A thousand questions with made-up cookies, each with a look for its session, must not come before who looks already.
         self._open = Pool("open live pages", 4, 1_000)
+        # Each fact ends all long polls, and each asks again: a thousand of them must not come before pages.
+        self._facts = Pool("facts", 4, 2_000)
+        self._readers = Pool("readers of facts", 4, 2_000)
+        # While strangers take all places of pages, as above. A program has a token, and no session.
+        self._programs = Pool("known programs", 2, 200)
+        self._by_end = {"/live/data/": self._live, "/facts/stream/": self._facts, "/facts/events/": self._facts}
+        #: Pool -> the pool of those whom its kind of request has answered before.
+        self._known = {self._live: self._open, self._facts: self._readers}
         self._viewers: BoundedDict[int, None] = BoundedDict(1_000)
         self._metrics = Pool("metrics", 4, 1_000)
         self._health = Pool("health", 2, 1_000)
@@ -126,15 +139,17 @@ class RequestPlaces:
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = Pool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         POOLS[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins, self._waits]
-        POOLS.extend([self._live, self._open, self._users])
+        POOLS.extend([self._live, self._open, self._facts, self._readers, self._users, self._programs])
         self._log_at = 0.0
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         pool, came = self._pool_for(scope["path"], scope.get("method", "GET")), time.monotonic()
         session: str | None = None
-        if pool is self._live:
-            viewer = hash(tuple(value for name, value in scope["headers"] if name == b"cookie"))
-            pool, send = self._open if viewer in self._viewers else pool, self._remembering(viewer, send)
+        known = self._programs if pool is self._pages and _is_operation(scope["path"]) else self._known.get(pool)
+        if known is not None:
+            viewer = hash(tuple(value for name, value in scope["headers"] if name in _CREDENTIALS))
+            is_next = viewer in self._viewers and (pool is not self._pages or pool.is_full)
+            pool, send = known if is_next else pool, self._remembering(viewer, send)
         elif pool is self._pages and pool.is_full and (session := self._session_of_user(scope["headers"])):
             pool = self._users
         try:
@@ -143,6 +158,7 @@ class RequestPlaces:
             if came >= self._log_at:
                 self._log_at = came + WAIT_SECONDS
                 log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
+            await asyncio.sleep(max(came + REFUSED_AFTER_SECONDS - time.monotonic(), 0.0))
             await _answer_busy(scope, send)
             return
         ended = False
@@ -169,7 +185,7 @@ class RequestPlaces:
     def _remembering(self, viewer: int, send: Any) -> Any:
         async def remember_and_send(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                if message["status"] in (200, 304):
+                if message["status"] < 300 or message["status"] == 304:
                     self._viewers.put(viewer, None)
                 elif message["status"] < 500:
                     self._viewers.pop(viewer, None)
@@ -184,11 +200,13 @@ class RequestPlaces:
             return self._plain
         if path == "/metrics":
             return self._metrics
-        if path.startswith("/health"):  # a load balancer sends no requests to a server that does not answer the probe
+        # A load balancer sends no requests to a server that does not answer the probe. A proxy that forbids strangers these
+        # addresses lets ``/healthx`` pass.
+        if path in ("/health", "/health/ready"):
             return self._health
         if path.endswith("/sync") and _is_waiting_sync(path):
             return self._waits
-        pages = self._live if path.endswith("/live/data/") else self._pages
+        pages = next((pool for end, pool in self._by_end.items() if path.endswith(end)), self._pages)
         return self._catch_up if path.startswith("/_synapse/") else pages
 
 
@@ -204,6 +222,11 @@ def _is_waiting_sync(path: str) -> bool:
     except NoReverseMatch:  # the site has no API
         return False
     return re.fullmatch(f"{re.escape(head)}.+{re.escape(tail)}", path, re.DOTALL) is not None
+
+
+def _is_operation(path: str) -> bool:
+    """Returns true if the path may be that of an operation of the API, which answers nobody without a token."""
+    return _API in path and not path.endswith("/openapi.json")
 
 
 def when_idle(place: _Place, call: Callable[[], None]) -> None:
@@ -222,7 +245,7 @@ def when_idle(place: _Place, call: Callable[[], None]) -> None:
 
 async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     body, kind = b"Too many requests at once. Try again in a few seconds.\n", b"text/plain; charset=utf-8"
-    if scope["path"].startswith("/_synapse/") or "/api/v1/" in scope["path"]:
+    if scope["path"].startswith("/_synapse/") or _API in scope["path"]:
         error = {"errcode": "M_LIMIT_EXCEEDED", "error": body.decode().strip()}
         body, kind = json.dumps(error, separators=(",", ":")).encode(), b"application/json"
     headers = [

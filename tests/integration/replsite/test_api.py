@@ -594,6 +594,26 @@ def test_a_sync_that_waits_ends_without_news_when_its_right_is_withdrawn(caller,
     assert waited == [401 if withdrawn == "token" else 403]
 
 
+def test_syncs_of_one_user_leave_places_to_those_of_others(caller, talk, monkeypatch):
+    """A hundred waiting syncs of one token had all places: those of others got 503 after ten seconds."""
+    monkeypatch.setattr("replsite.api.client_sync.MOST_WAITING", 1)
+    mine, address = caller("view_event"), "/users/@bob:site/sync"
+    others = Caller(make_token(User.objects.create_superuser("ben"), "another script")[1])
+    waiting = {"since": mine.get(address)["next_batch"], "timeout": 20_000}
+    thread = threading.Thread(target=mine.get, args=(address,), kwargs=waiting)
+    thread.start()
+    wait_until(lambda: notifier.waiting() == 1)
+    assert mine.get(address, 429, **waiting)["errcode"] == "M_LIMIT_EXCEEDED"
+    assert mine.get(address)["next_batch"] == waiting["since"], "one that does not wait"
+    other = threading.Thread(target=others.get, args=(address,), kwargs=waiting)
+    other.start()
+    wait_until(lambda: notifier.waiting() == 2)
+    talk.add([NewEvent("@ann:site", "m.room.message", {"body": "news"})])
+    for one in (thread, other):
+        one.join(DEADLINE_SECONDS)
+    assert mine.get(address, **waiting)["rooms"]["join"], "its turn is over"
+
+
 # --- alike ------------------------------------------------------------------------------------------------------------
 
 

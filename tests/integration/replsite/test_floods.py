@@ -212,7 +212,8 @@ def polled(start_site):
 def is_polled_by(number: int, site: Site) -> bool:
     """Returns true if so many requests wait for a fact, and none of them has a place."""
     found = metrics(site)
-    return f"replsite_browsers {number}.0" in found and 'replsite_requests_at_work{lane="pages"} 0.0' in found
+    lanes = [f'replsite_requests_at_work{{lane="{lane}"}} 0.0' for lane in ("pages", "facts", "readers of facts")]
+    return f"replsite_browsers {number}.0" in found and all(lane in found for lane in lanes)
 
 
 def test_a_crowd_that_waits_for_a_fact_takes_no_places_of_pages(polled):

@@ -91,9 +91,9 @@ TOKEN = "Cookie: csrftoken={}\r\n".format("A" * 32)
 """With it the form is read, to compare the secret in it."""
 
 
-def form(body: bytes, more: str = "") -> bytes:
+def form(body: bytes, more: str = "", kind: str = FORM) -> bytes:
     """A form of somebody who is not logged in."""
-    return head("/admin/", f"{FORM}{more}\r\n{TOKEN}Content-Length: {len(body)}\r\n", "POST") + body
+    return head("/admin/", f"{kind}{more}\r\n{TOKEN}Content-Length: {len(body)}\r\n", "POST") + body
 
 
 @pytest.mark.memory
@@ -123,8 +123,11 @@ def test_the_form_of_a_user_may_be_longer_and_one_without_a_length_is_not_read(p
         assert made.recv(200).startswith(b"HTTP/1.1 411 ")
 
 
+PARTS = b'--a\r\nContent-Disposition: form-data; name="x"\r\n\r\ny\r\n--a--\r\n'
+FORM_OF_PARTS = "Content-Type: multipart/form-data; boundary=a"
 ERRORS_OF_CLIENTS = {
     "a form in another encoding": form(b"a=b", "; charset=utf-16"),
+    "parts in what is no encoding of texts": form(PARTS, "; charset=hex", FORM_OF_PARTS),
     "many fields": head("/admin/login/?" + "a&" * 1_001),
     "many fields of catch-up": head("/_synapse/replication/get_repl_stream_updates/events/x?" + "a&" * 1_001),
     "no such page": head("/" + "x%0a" * 2_000),

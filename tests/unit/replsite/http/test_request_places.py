@@ -16,6 +16,7 @@ from django.core.handlers.asgi import ASGIRequest
 
 from replsite.http.request_places import (
     CAME,
+    REFUSED_AFTER_SECONDS,
     Busy,
     Pool,
     RequestPlaces,
@@ -182,6 +183,71 @@ async def test_a_crowd_of_made_up_sessions_keeps_no_user_out(monkeypatch):
     may_end.set()
     assert await asyncio.gather(*crowd) == [200] * 202
     assert asked == ["real", "real"]
+
+
+async def test_who_is_refused_cannot_ask_again_at_once():
+    """500 clients made 4,000 requests a second, all refused, and pages waited for the event loop."""
+    asked = Asked()
+    places = RequestPlaces(asked, pages=1)
+    crowd = [asyncio.ensure_future(ask(places)) for _ in range(201)]
+    await wait_for(lambda: places._pages.at_work == 1)
+    begun = time.monotonic()
+    assert await asyncio.gather(*(ask(places) for _ in range(50))) == [503] * 50
+    assert REFUSED_AFTER_SECONDS <= time.monotonic() - begun < DEADLINE_SECONDS
+    asked.may_end.set()
+    assert await asyncio.gather(*crowd) == [200] * 201
+
+
+async def test_a_crowd_of_made_up_sessions_keeps_no_program_out():
+    """A client of the API got 503 for as long as strangers came: it has a token, and no session by which to be known."""
+    status = {b"Bearer real": 200}
+    may_end = asyncio.Event()
+
+    async def pages(scope, receive, send) -> None:
+        found = 200 if scope["path"].endswith("/openapi.json") else status.get(scope["headers"][-1][1], 401)
+        if b"=made" in dict(scope["headers"])[b"cookie"]:
+            await may_end.wait()
+        await send({"type": "http.response.start", "status": found, "headers": []})
+
+    async def program(token: bytes, path: str = "/api/v1/rooms") -> int:
+        asked = asyncio.ensure_future(ask(with_token(token), path=path))
+        return await asyncio.wait_for(asked, DEADLINE_SECONDS)
+
+    def with_token(token: bytes):
+        return lambda of, receive, send: places(
+            of | {"headers": [*of["headers"], (b"authorization", b"Bearer " + token)]}, receive, send
+        )
+
+    places = RequestPlaces(pages, pages=2)
+    assert [await program(b"real"), await program(b"made up", "/api/v1/openapi.json")] == [200, 200]
+    await wait_for(lambda: places._pages.at_work == 0)
+    crowd = [asyncio.ensure_future(ask(places, cookie=b"sessionid=made%dup" % number)) for number in range(202)]
+    await wait_for(lambda: places._pages.at_work == 2)
+    assert await program(b"made up") == await program(b"real", "/admin/") == 503
+    assert [await program(b"real") for _ in range(3)] == [200] * 3
+    del status[b"Bearer real"]  # revoked
+    assert [await program(b"real") for _ in range(2)] == [401, 503]
+    may_end.set()
+    assert await asyncio.gather(*crowd) == [401] * 202
+
+
+async def test_a_crowd_that_reads_facts_keeps_no_page_out():
+    """A thousand long polls of a busy stream ask again with each fact: viewers of pages were told to come again."""
+    asked = Asked()
+    places = RequestPlaces(asked, pages=2)
+    paths = ("/admin/facts/stream/", "/admin/facts/events/")
+    readers = [asyncio.ensure_future(ask(places, path=path)) for path in paths * 150]
+    page = asyncio.ensure_future(ask(places))
+    await wait_for(lambda: len(asked.threads) == 4 + 1)
+    asked.may_end.set()
+    assert await asyncio.gather(page, *readers) == [200] * 301
+
+
+async def test_what_only_begins_like_a_probe_takes_no_place_of_probes():
+    """A proxy passes ``/healthx`` on, and a load balancer's probe was told to come again."""
+    places = RequestPlaces(Asked(), pages=1)
+    assert {places._pool_for(path, "GET") for path in ("/health", "/health/ready")} == {places._health}
+    assert {places._pool_for(path, "GET") for path in ("/healthx", "/health/x", "/health/")} == {places._pages}
 
 
 async def test_a_crowd_of_scrapes_keeps_no_probe_out():
