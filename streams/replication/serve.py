@@ -37,6 +37,7 @@ from streams.replication.transport.addresses import (
     refuse_strangers,
 )
 from streams.replication.transport.descriptors import raise_descriptor_limit
+from streams.replication.transport.kernel_buffers import end_unanswered
 from streams.replication.transport.tcp_scope import Application, ListenerLimits, TcpListener
 from streams.replication.transport.tls import Certificates, TlsFiles
 from streams.runtime import systemd
@@ -107,6 +108,9 @@ def serve(
         # Twice: a client for which much waits is to be told that it is too slow before the kernel ends its connection.
         unanswered_seconds=2 * given.send_stall_limit_seconds,
     )
+    if isinstance(http, Address) and http_socket is not None:
+        # daphne keeps what a browser does not take, up to some megabytes for each, also when its answer has ended.
+        end_unanswered(http_socket, limits.unanswered_seconds)
     server = _Server(
         TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
         f"{name_without_number(given.writer)} {replication}",

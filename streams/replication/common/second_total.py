@@ -55,6 +55,14 @@ class SecondShares:
             share = max(min(of_one, of_all // (self._keys_before + 1)), 1)
         return min(share - self._used[key], of_all - self._used.total())
 
+    def spare(self, key: str, of_all: int) -> int:
+        """Returns the most that one thing may take although the key's share is smaller. 0 if the key has had something.
+
+        Half of what all may have is spare, as long as it was not used: of a thousand keys each has a share of 1 or 2, and a thing
+        that is larger would be refused each time. Valid for the second for which `room` was called last.
+        """
+        return 0 if self._used[key] else of_all // 2 - self._used.total()
+
     def add(self, key: str, amount: int, refused: int) -> None:
         """Adds ``amount`` to what the key has in the second for which `room` was called last.
 

@@ -196,7 +196,7 @@ class Relay:
         is_new = now < sender.connected_at + NEW_SECONDS
         key = "new" if is_new and self._of_clients.is_contested(now, ALL_RELAYED_A_SECOND) else sender.key
         room = self._of_clients.room(key, now, RELAYED_A_SECOND, ALL_RELAYED_A_SECOND)
-        lines = self._lines(commands, sender, room)
+        lines = self._lines(commands, sender, room, self._of_clients.spare(key, ALL_RELAYED_A_SECOND))
         self._of_clients.add(key, sum(map(_weight, lines)), len(commands) - len(lines))
         self._send_to_clients(lines)
         for line in lines:
@@ -209,10 +209,11 @@ class Relay:
         commands: Sequence[Command],
         sender: ReplicationClient | None,
         room: int,
+        spare: int = 0,
     ) -> list[RelayedLine]:
         """Returns the lines of the commands that may be relayed, and calls their hooks. Drops and counts the others.
 
-        ``room`` is the greatest weight of these lines.
+        ``room`` is the greatest weight of these lines. If it is too small for the first one, that may weigh up to ``spare``.
         """
         lines: list[RelayedLine] = []
         for number, command in enumerate(commands):
@@ -226,7 +227,7 @@ class Relay:
                 self.dropped[command.WORD] += 1
                 continue
             line = RelayedLine(command.WORD, data, sender)
-            if (room := room - _weight(line)) < 0:
+            if (room := room - _weight(line)) < 0 and (lines or _weight(line) > spare):
                 self.dropped.update(late.WORD for late in commands[number:])
                 break
             lines.append(line)

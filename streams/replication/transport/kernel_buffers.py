@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import socket
 import sys
 import termios
 
@@ -24,3 +25,10 @@ def _ask(descriptor: int, question: int) -> int:
         return int.from_bytes(fcntl.ioctl(descriptor, question, _NOTHING), sys.byteorder)
     except OSError:  # it was closed meanwhile
         return 0
+
+
+def end_unanswered(listener: socket.socket, seconds: float) -> None:
+    """Makes the kernel end a connection of ``listener`` whose other end acknowledges nothing, or takes nothing, for this time."""
+    # Accepted sockets inherit the option.
+    limit_ms = min(round(seconds * 1000), 2**31 - 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(limit_ms, 1))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from streams.replication.protocol.access import Access, AllowedTransport
-from streams.replication.transport.kernel_buffers import kernel_bytes
+from streams.replication.transport.kernel_buffers import end_unanswered, kernel_bytes
 from streams.replication.transport.tcp_places import TcpPlaces
 from streams.replication.transport.tls import (
     HANDSHAKE,
@@ -341,10 +341,9 @@ class TcpListener:
 
     def start(self) -> None:
         # Of a host that vanished nothing comes, and the few bytes that are sent to it would wait in the kernel for a
-        # quarter of an hour. Accepted sockets inherit the option.
-        limit_ms = min(round(self._limits.unanswered_seconds * 1000), 2**31 - 1)
+        # quarter of an hour.
         for listener in self._sockets:
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(limit_ms, 1))
+            end_unanswered(listener, self._limits.unanswered_seconds)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._accepting = [asyncio.ensure_future(self._accept(listener)) for listener in self._sockets]
 

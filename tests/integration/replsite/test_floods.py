@@ -68,6 +68,18 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
+def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
+    """Streams of facts that were never read kept megabytes each, also when they had ended, for as long as their client liked."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
+    cookie = session_cookie(User.objects.create_superuser("deaf"))
+    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
+    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
+    with connect(site.port, said, takes=2048) as deaf:
+        assert deaf.recv(20).startswith(b"HTTP/1.1 200 ")
+        ours, connections = deaf.getsockname()[1], psutil.Process(site.id).net_connections
+        wait_until(lambda: ours not in {one.raddr.port for one in connections("tcp") if one.raddr})
+
+
 # --- requests that do not come --------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import time
 import uuid
 from collections import Counter
@@ -20,6 +21,7 @@ from streams.replication.server.relay import (
     LONGEST_PAUSE_SECONDS,
     PART_BYTES,
     PAUSES,
+    RELAYED_BYTES,
     WAITING_LIMIT_BYTES,
     Part,
     Relay,
@@ -227,6 +229,32 @@ def test_a_long_command_is_heard_beside_many_clients_that_say_little(relay, broa
         relay.pass_on([RemoteServerUp("a" * 250), LockReleased("w", "l", "k" * 900)], honest)
     assert sum(line.sender is honest for line in sent) >= 2 * 18
     assert len(sent) >= 18 * (number + 2)
+
+
+@pytest.mark.parametrize("number", [200, 1_000])
+def test_a_long_command_is_heard_beside_many_clients_that_want_more_than_their_share(
+    relay, broadcaster, monkeypatch, number
+):
+    """Beside a thousand clients with three commands a second, no LOCK_RELEASED of 240 bytes was ever heard."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("streams.replication.server.relay.time", SimpleNamespace(monotonic=lambda: clock.now))
+    sent: list = []
+    monkeypatch.setattr(relay, "_send_to_clients", sent.extend)
+    crowd, honest = [FakePeer() for _ in range(number)], FakePeer()
+    heard, most, short = 0, 0, 0
+    for _ in range(10):
+        clock.now += 1.01
+        sent.clear()
+        for place, one in enumerate(crowd):
+            relay.pass_on([RemoteServerUp("a")] * (3_000 // number), one)
+            if place == number // 10:
+                relay.pass_on([LockReleased("w", "lock", "k" * 900)] * 2, honest)
+        heard += sum(line.sender is honest for line in sent)
+        short = len({id(line.sender) for line in sent} - {id(honest)})
+        most = max(most, sum(math.ceil(len(line.data) / RELAYED_BYTES) for line in sent))
+    assert 8 <= heard <= 12, "one a second"
+    assert short == number, "who says little is heard as before"
+    assert most <= ALL_RELAYED_A_SECOND
 
 
 def test_a_server_whose_clients_say_little_is_heard_beside_servers_whose_clients_flood(relay, monkeypatch):
