@@ -69,7 +69,7 @@ class SiteSettings:
     """``off`` makes the embedded server fast, and a crash of the machine loses data; for tests."""
     request_limit: int = setting(20, above=0)
     """Page requests that a server handles at a time, each with a thread and a database connection. Others wait, and get 503
-    after 10 s or if 200 wait. Logins, the live page and readers of facts have their own."""
+    after 10 s or if 200 wait. Logins, the live page and facts have their own."""
     api_requests_per_minute: int = setting(600, least=0)
     """Requests with one token of the [HTTP API](http-api.md) that a server process takes in a minute. One more gets 429. 0: no
     limit."""

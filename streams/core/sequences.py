@@ -39,7 +39,11 @@ _NEVER_USED = """
 WITH seen AS MATERIALIZED ({rows})
 SELECT number, coalesce(pg_sequence_last_value(id), next - 1) FROM seen ORDER BY number
 """
-_ROW = "SELECT {number} AS number, tableoid AS id, last_value AS next FROM {sequence}"
+_ROW = "SELECT {number} AS number, tableoid AS id, last_value AS next, is_called AS is_given FROM {sequence}"
+_ROW_IS_FREE = """
+SELECT a.name FROM unnest(%(sequences)s::text[]) AS a (name)
+ WHERE has_sequence_privilege(to_regclass(a.name), 'SELECT') AND NOT {is_locked}
+"""
 
 #: Locks on relations that another transaction has taken, or waits for, to alter them. Nobody else can read such a sequence.
 _ALTERING = """FROM pg_catalog.pg_locks k
@@ -305,9 +309,24 @@ def _read_unused(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
     """Does the same as ``last_values`` for sequences that have given out no ID, or had not a moment ago."""
     if not sequences:
         return {}
-    rows = " UNION ALL ".join(_ROW.format(number=number, sequence=name) for number, name in enumerate(sequences))
-    cursor.execute(_NEVER_USED.format(rows=rows))
+    cursor.execute(_NEVER_USED.format(rows=_rows(sequences)))
     return dict(zip(sequences, (int(value) for _, value in cursor.fetchall()), strict=True))
+
+
+def _rows(sequences: Collection[str]) -> str:
+    return " UNION ALL ".join(_ROW.format(number=number, sequence=name) for number, name in enumerate(sequences))
+
+
+def values_of_altered(cursor: Any, sequences: Collection[str]) -> dict[str, int]:
+    """Returns ``{name: last value}`` of those sequences that somebody alters and whose rows can be read. Does not wait.
+
+    ALTER SEQUENCE leaves the row as it was until COMMIT, and no ``nextval`` is at work beside it.
+    """
+    cursor.execute(_ROW_IS_FREE.format(is_locked=is_locked_sql("to_regclass(a.name)")), {"sequences": list(sequences)})
+    if not (free := [name for (name,) in cursor.fetchall()]):
+        return {}
+    cursor.execute(f"SELECT next - (NOT is_given)::int FROM ({_rows(free)}) AS seen ORDER BY number")
+    return dict(zip(free, (int(value) for (value,) in cursor.fetchall()), strict=True))
 
 
 def _now_called(cursor: Any, streams: Collection[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from streams.core import lookup
 from streams.core.declaration import StreamDeclaration
 from streams.core.positions import RETIRED
 from streams.core.queries import STORED_POSITIONS
-from streams.core.sequences import is_altered_sql, is_locked_sql, last_values
+from streams.core.sequences import is_altered_sql, last_values, values_of_altered
 from streams.holds.look import LOOK_WHERE_POSSIBLE, Seen, seen_of
 from streams.reading.rows import StoredPosition, stored_positions
 from streams.runtime.logs import get_logger
@@ -53,12 +53,6 @@ _WITH_GIVEN_OUT = f"""
 SELECT stored.*, {_LAST_VALUE}
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
-"""
-#: What the row of a sequence says, which ALTER SEQUENCE leaves as it was until COMMIT. No ``nextval`` is at work beside it.
-_ROW = "SELECT last_value - (NOT is_called)::int FROM {sequence}"
-_ROW_IS_FREE = f"""
-SELECT a.name FROM unnest(%(sequences)s::text[]) AS a (name)
- WHERE has_sequence_privilege(to_regclass(a.name), 'SELECT') AND NOT {is_locked_sql("to_regclass(a.name)")}
 """
 _WITH_GIVEN_OUT_AT_ONCE = _WITH_GIVEN_OUT.replace(_LAST_VALUE, _AT_ONCE)
 #: The same, each with a look at its stream, or nulls where none is possible. The rows are those of the statement's snapshot, so
@@ -240,11 +234,7 @@ def _of_rows(cursor: Any, given_out: Mapping[str, int], declared: Iterable[Strea
     altered = {d.name: d.sequence for d in declared if given_out.get(d.name) == _IS_ALTERED}
     if not altered:
         return {}
-    cursor.execute(_ROW_IS_FREE, {"sequences": list(altered.values())})
-    values: dict[str, int] = {}
-    for (sequence,) in cursor.fetchall():
-        cursor.execute(_ROW.format(sequence=sequence))
-        (values[sequence],) = cursor.fetchone()
+    values = values_of_altered(cursor, list(altered.values()))
     return {name: values[sequence] for name, sequence in altered.items() if sequence in values}
 
 

@@ -670,7 +670,10 @@ def reader(hints_only: None) -> Iterator[Listener]:
     made = Listener(hints=True, follows=False)
     made.start()
     try:
-        wait_until(lambda: (found := looker.looker_of("default")) is not None and found.is_leading)
+        # The first look of a lead stores everything, whoever follows.
+        wait_until(
+            lambda: (found := looker.looker_of("default")) is not None and found.is_leading and found._everything_due
+        )
         yield made
     finally:
         made.stop()
