@@ -8,47 +8,30 @@ to store the event that A redacts. Then B does not see the redaction, and stores
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import InternalError, connections, transaction
+from django.db import InternalError, connections
 
-from events.rows import CHANGE_ROOM, READ_COMMITTED, RoomRows, write
+from events.rows import CHANGE_ROOM, RoomRows, write
 from streams.caches import append_invalidations
 from streams.db import driver
+from streams.db.snapshots import seeing_commits
 from streams.errors import InTransaction
 
 _SQLSTATE_TOO_LATE = "25001"
-#: Connections of the driver whose transactions are at READ COMMITTED unless they set another level.
-_read_committed_by_default: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def begins_transaction(using: str) -> bool:
-    connection = connections[using]
-    return not connection.in_atomic_block and connection.get_autocommit()
 
 
 @contextmanager
 def room_transaction(using: str, *, savepoint: bool = False) -> Iterator[bool]:
-    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED, whatever the role's default is.
+    """Runs the block in the caller's transaction, or else in a new one at READ COMMITTED (``seeing_commits``).
 
-    The block may lock rooms. Yields true if the transaction is a new one.
-
-    Without ``savepoint``, the caller's transaction can only be rolled back as a whole after an error. Raises
-    ``InTransaction`` if it is at another isolation level.
+    The block may lock rooms. Without ``savepoint``, the caller's transaction can only be rolled back as a whole after an
+    error. Raises ``InTransaction`` if it is at another isolation level.
     """
-    connection: Any = connections[using]
-    is_new = begins_transaction(using)
     try:
-        with transaction.atomic(using=using, savepoint=savepoint):
-            if is_new and connection.connection not in _read_committed_by_default:
-                with connection.cursor() as cursor:
-                    cursor.execute(READ_COMMITTED)
-                    cursor.execute("SELECT current_setting('default_transaction_isolation') = 'read committed'")
-                    if cursor.fetchone()[0] and connection.isolation_level not in driver.SNAPSHOT_LEVELS:
-                        _read_committed_by_default.add(connection.connection)
+        with seeing_commits(using, savepoint=savepoint) as is_new:
             yield is_new
     except InternalError as error:
         if driver.sqlstate(error) != _SQLSTATE_TOO_LATE:

@@ -17,8 +17,9 @@ from events.persist.lock_and_read import lock_and_read
 from events.persist.next_rows import NOTHING, Accepted
 from events.persist.room_cache import StoredRoom
 from events.persist.write_rows import write_rooms
-from events.room_lock import begins_transaction, room_transaction
+from events.room_lock import room_transaction
 from streams.conf import stream_settings
+from streams.db.snapshots import begins_transaction
 
 __all__ = ["resolve_room"]
 

@@ -38,12 +38,13 @@ from events.persist.batch import Incoming, Persisted, persist
 from events.persist.lock_and_read import lock_and_read
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
-from events.room_lock import begins_transaction, room_transaction
+from events.room_lock import room_transaction
 from events.sending.compose import MOST_PREV_EVENTS, NewEvent, Place, compose
 from state.errors import UnknownRoomVersion
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS
 from state.rules.room_versions import RoomVersion, room_version
 from streams.conf import stream_settings
+from streams.db.snapshots import begins_transaction
 
 __all__ = ["DUMMY_EVENT", "LocalRoom", "NewEvent", "RoomSetup", "create_room"]
 

@@ -16,6 +16,7 @@ from django.db import OperationalError, connections, transaction
 from streams.core.sequences import locked_tables
 from streams.db import driver
 from streams.db.long_transactions import NO_LIMITS
+from streams.db.snapshots import seeing_commits
 
 #: Longest wait for a lock on a table. Who asks must learn who keeps it, and not wait as long as it is kept.
 LOCK_SECONDS = 0.5
@@ -67,13 +68,8 @@ def lockers_named(using: str) -> Iterator[None]:
 def long_transaction(using: str) -> Iterator[Any]:
     """Yields a cursor in a transaction without the server's time limits, for jobs (``long_transactions``).
 
-    Uses the caller's transaction if one is open. A new transaction is at READ COMMITTED, whatever the role's default
-    is.
+    Uses the caller's transaction if one is open (``seeing_commits``).
     """
-    connection = connections[using]
-    is_own = not connection.in_atomic_block and connection.get_autocommit()
-    with transaction.atomic(using=using), connection.cursor() as cursor:
-        if is_own:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    with seeing_commits(using), connections[using].cursor() as cursor:
         cursor.execute(NO_LIMITS)
         yield cursor
