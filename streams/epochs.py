@@ -181,7 +181,7 @@ def check_epoch(cursor: Any, kept: str, subject: str) -> str:
     token is older than epochs, or its client does not know them.
     """
     now = current_epoch(cursor)
-    _check_same(cursor, kept, now, subject)
+    check_same(cursor, kept, now, subject)
     return now
 
 
@@ -196,14 +196,8 @@ def stored_epoch(cursor: Any) -> str:
     return "" if row is None else str(row[0])
 
 
-def check_stored_epoch(cursor: Any, kept: str, subject: str) -> str:
-    """Does the same as ``check_epoch``, but compares with the stored epoch. For readers that may not begin an epoch."""
-    now = stored_epoch(cursor)
-    _check_same(cursor, kept, now, subject)
-    return now
-
-
-def _check_same(cursor: Any, kept: str, now: str, subject: str) -> None:
+def check_same(cursor: Any, kept: str, now: str, subject: str) -> None:
+    """Raises ``EpochChanged`` if ``kept``, the epoch of a token, is not the present epoch ``now`` (``check_epoch``)."""
     if not kept or kept == now:
         return
     cursor.execute("SELECT began_at, reason FROM streams_epoch WHERE word = %s", [now])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from streams import epochs
@@ -32,16 +32,15 @@ def given_token(stream: str, token: Token) -> VectorToken | None:
     )
 
 
-def text_token(
-    cursor: Any, stream: str, text: str, check: Callable[[Any, str, str], object] = epochs.check_epoch
-) -> VectorToken:
+def text_token(cursor: Any, stream: str, text: str, epoch: str | None = None) -> VectorToken:
     """Returns the token of a text. Raises ``TokenError``, and ``EpochChanged`` if the text is of another epoch.
 
-    ``check`` checks the epoch (``epochs.check_epoch`` or ``epochs.check_stored_epoch``).
+    ``epoch`` is the present one, if the caller has read it. Otherwise it is looked up, and begun if that is due.
     """
     plain, word = epochs.unstamp(text)
     if word:
-        check(cursor, word, f"Token {text[:100]} of stream {stream}")
+        now = epochs.current_epoch(cursor) if epoch is None else epoch
+        epochs.check_same(cursor, word, now, f"Token {text[:100]} of stream {stream}")
     names = writer_names(cursor, stream) if plain.startswith("m") else {}
     return VectorToken.parse(plain, names)
 

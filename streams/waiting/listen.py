@@ -29,7 +29,7 @@ from streams.reading.given_token import Token, base_of
 from streams.runtime.logs import Condition, get_logger
 from streams.waiting import wait
 from streams.waiting.pages import Page, end_token, page_after
-from streams.waiting.waking import wake_all
+from streams.waiting.waking import resolve, wake_all
 
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
@@ -267,10 +267,12 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         return read
 
     async def _shared_read(self) -> _Read:
-        read = sync_to_async(self._read, thread_sensitive=True)
         if not isinstance(self._after, str):
-            return await read()
-        return await shared_read(self._stream, self._after, self._using, read)
+            return await self._read_in_thread()
+        return await shared_read(self._stream, self._after, self._using, self._read_in_thread)
+
+    async def _read_in_thread(self) -> _Read:
+        return await sync_to_async(self._read, thread_sensitive=True)()
 
     async def _await(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -287,7 +289,11 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 view = started if started is not None else await asyncio.to_thread(_start_view, self._using)
                 waiter = view.wait(self._stream.name, self._next_position(), future)
             if (view is None or waiter is not None) and not self._closed:
-                await asyncio.wait([future], timeout=seconds)
+                timer = future.get_loop().call_later(seconds, resolve, [future])
+                try:
+                    await future
+                finally:
+                    timer.cancel()
         except driver.database_lost as error:  # the watcher cannot start
             self._lost(error)
         finally:

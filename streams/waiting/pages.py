@@ -139,7 +139,7 @@ def _given(cursor: Any, stream: BoundStream, token: Token | None) -> tuple[Vecto
         return VectorToken(0), word
     found = given_token(stream.name, token)
     if found is None:
-        found = text_token(cursor, stream.name, str(token), epochs.check_stored_epoch)
+        found = text_token(cursor, stream.name, str(token), word)
     return found, word
 
 

@@ -136,6 +136,9 @@ class _Seen:
         return VectorToken.of(self.linear, self.positions)
 
 
+_NOTHING = _Seen({})
+
+
 class PositionView(Subscriber):
     """The positions of one database that this process sees, and the callers that wait for higher positions.
 
@@ -148,7 +151,7 @@ class PositionView(Subscriber):
         super().__init__(using)
         self._waiters: Waiters[TokenWaiter, tuple[str, str | None]] = Waiters(self._next_place)
         self._lock = threading.Lock()
-        self._stored: Found = {}
+        self._seen: dict[str, _Seen] = {}
         #: How often the database was found restored.
         self.restores = 0
 
@@ -165,7 +168,7 @@ class PositionView(Subscriber):
 
         The writer is None for the linear position. Returns None if the waiter need not wait any more.
         """
-        found = missing(self._seen(waiter.stream), waiter.token)
+        found = missing(self._seen.get(waiter.stream, _NOTHING), waiter.token)
         return None if found is None else ((waiter.stream, found[0]), found[1])
 
     def is_there(self, waiter: TokenWaiter) -> bool:
@@ -183,7 +186,7 @@ class PositionView(Subscriber):
 
     def seen(self, stream: str) -> _Seen:
         with self._lock:
-            return self._seen(stream)
+            return self._seen.get(stream, _NOTHING)
 
     def too_late(self, waiter: TokenWaiter, seconds: float) -> WaitTimedOut:
         """Counts a timeout and returns the error to raise.
@@ -206,26 +209,21 @@ class PositionView(Subscriber):
             f"wait longer, or go on with what there is."
         )
 
-    def _seen(self, stream: str) -> _Seen:
-        return _Seen(self._stored.get(stream, {}))
-
     # --- positions ------------------------------------------------------------------------------------------------
 
     def restored(self) -> None:
         # A restored database may lack facts that were seen.
         with self._lock:
-            self._stored = {}
+            self._seen = {}
             self.restores += 1
 
     def publish(self, found: Found) -> None:
         """Stores the positions, and wakes the callers that waited for them."""
         with self._lock:
-            self._stored = {**self._stored, **found}
+            self._seen.update((stream, _Seen(stored)) for stream, stored in found.items())
             reached: list[TokenWaiter] = []
             for stream, writer in self._waiters.keys:
-                seen = self._seen(stream)
-                at = seen.at(writer)
-                due = self._waiters.pop((stream, writer), at)
+                due = self._waiters.pop((stream, writer), self._seen.get(stream, _NOTHING).at(writer))
                 reached += [waiter for waiter in due if not self._waiters.add(waiter)]
         wake_all(reached)
 

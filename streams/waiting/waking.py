@@ -25,10 +25,10 @@ def wake_all(waiters: Iterable[_Waiter]) -> None:
         # The thread of a loop may close the loop at any moment. Then no caller waits in it any more. A check before the call
         # would not help: the loop is open when A checks, B closes it, and A's call raises.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(_resolve, futures)
+            loop.call_soon_threadsafe(resolve, futures)
 
 
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
+def resolve(futures: list[asyncio.Future[None]]) -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)

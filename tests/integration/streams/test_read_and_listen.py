@@ -268,6 +268,16 @@ def test_listener_is_woken_and_does_not_poll(django_assert_num_queries):
     late.join()
 
 
+def test_page_of_a_listener_takes_four_statements(django_assert_num_queries):
+    """For the epoch, the position, the rows, and what was trimmed."""
+    append()
+    listener = stream().listen(after=stream().read().next, beat=60)
+    (number,) = append()
+    wait_for_linear(number)
+    with django_assert_num_queries(4):
+        assert next(listener).stream_id == number
+
+
 def test_listener_inside_of_a_transaction_is_refused():
     with transaction.atomic(), pytest.raises(InTransaction, match="atomic"):
         next(stream().listen(beat=1))
