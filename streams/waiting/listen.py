@@ -59,12 +59,12 @@ def was_end(stream: BoundStream, token: str, using: str) -> bool:
     return view is not None and known == (token, view, view.restores)
 
 
-def read_after(stream: BoundStream, after: Token | None, using: str) -> _Read:
-    """Reads a page, and remembers its end for ``was_end``."""
-    view = wait.views.get(using)
+def read_after(stream: BoundStream, after: Token | None, using: str, *, asks: bool = True) -> _Read:
+    """Reads a page, and remembers its end for ``was_end``. Unless it ``asks``, the end is what this process knows."""
+    view, in_test = wait.views.get(using), testcase.is_in_test(connections[using])
     restores = 0 if view is None else view.restores  # before the read: else a restore after it would not be noticed
-    page = page_after(stream, after, PAGE_FACTS, using)
-    in_test = testcase.is_in_test(connections[using])
+    seen = 0 if asks or in_test or view is None else view.seen(stream.name).linear
+    page = page_after(stream, after, PAGE_FACTS, using, seen=seen)
     if in_test:
         _ends.pop((stream.name, using), None)
     elif page.at_end and view is not None:
@@ -203,7 +203,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             )
         try:
             self.start()
-            return read_after(self._stream, self._after, self._using)
+            return read_after(self._stream, self._after, self._using, asks=False)
         except driver.database_lost:
             if not connection.in_atomic_block:
                 connection.close()

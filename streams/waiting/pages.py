@@ -51,19 +51,25 @@ class Page:
 
 
 def page_after(
-    stream: BoundStream, after: Token | None, limit: int, using: str, only: Mapping[str, Any] | None = None
+    stream: BoundStream,
+    after: Token | None,
+    limit: int,
+    using: str,
+    only: Mapping[str, Any] | None = None,
+    seen: int = 0,
 ) -> Page:
     """Returns the first facts after the token, ascending. If ``after`` is None, begins at the start of the stream.
 
-    ``only`` restricts the facts, as a filter of the model's queries. Raises ``TokenError``, ``EpochChanged``,
-    ``BadLimit``, and ``ResyncNeeded`` if facts after the token were trimmed.
+    ``only`` restricts the facts, as a filter of the model's queries. ``seen`` is a stored position that this process
+    knows. If it lies after the token, the page ends there, and the position is not read. Raises ``TokenError``,
+    ``EpochChanged``, ``BadLimit``, and ``ResyncNeeded`` if facts after the token were trimmed.
     """
     _check_limit(stream, limit)
     with connections[using].cursor() as cursor:
         start, word = _given(cursor, stream, after)
         # The position is read before the rows. In the other order, the rows are read, fact 5 commits, its position is
         # stored and read, and the next page begins after fact 5, which is not among the rows.
-        upto = complete_position(cursor, stream, using)
+        upto = seen if seen > start.base else complete_position(cursor, stream, using)
         word = word or epochs.stored_epoch(cursor)  # the first look at a new database begins its first epoch
         rows, reached = _rows(stream, (start.base, upto), limit, using, only)
         if after is not None:  # checked after the rows were read: a trim before the reading is always noticed

@@ -203,7 +203,7 @@ async def test_a_long_poll_waits_for_a_fact():
 
 async def test_long_polls_at_the_same_place_share_one_read(monkeypatch):
     reads, real = [], listen.page_after
-    monkeypatch.setattr(listen, "page_after", lambda *given: reads.append(1) or real(*given))
+    monkeypatch.setattr(listen, "page_after", lambda *given, **more: reads.append(1) or real(*given, **more))
     await aappend()
     offset = next_of(await ask(view()))
     assert (await ask(view(), f"?offset={offset}&live=long-poll")).status_code == 204  # now the end is known
