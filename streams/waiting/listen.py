@@ -3,7 +3,7 @@
 A listener keeps a token and at most one page of facts, so its memory is bounded however slow its caller is. Between two
 facts the listener waits as ``streams.waiting.wait`` does: woken by the process's one watcher of positions, without
 polling. An asynchronous listener occupies no thread while it waits. Listeners of one event loop that have the same
-token share one read, and get the same instances.
+token share one waiter and one read, and get the same instances.
 
 After a lost connection the listener reads again from its token, so no fact is missed or given twice. While the database
 is away the listener still yields None after each ``beat``.
@@ -15,7 +15,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
@@ -33,7 +33,6 @@ from streams.waiting.waking import resolve, wake_all
 
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
-    from streams.waiting.waiters import TokenWaiter
 
 log = get_logger(__name__)
 PAGE_FACTS = 200
@@ -49,6 +48,10 @@ _Read = tuple[Page, bool]
 _reads: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, str], asyncio.Task[_Read]]] = (
     WeakKeyDictionary()
 )
+#: Event loop -> (stream, alias, token) -> its listeners that wait after this token.
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str, str], _Place]] = WeakKeyDictionary()
+#: What a listener gets from its place that is to read for all.
+_READ: Any = object()
 #: (stream, alias) -> the last token after which a read found nothing, the view at that time, and how often it was restored.
 _ends: dict[tuple[str, str], tuple[str, wait.PositionView, int]] = {}
 
@@ -86,6 +89,64 @@ async def shared_read(
         task.add_done_callback(lambda done: reads.pop(key) if reads.get(key) is done else None)
     # Shielded, because the end of one listener must not end the read of the others.
     return await asyncio.shield(task)
+
+
+class _Place:
+    """The asynchronous listeners of an event loop that wait after the same token.
+
+    They have one waiter. When it is woken, the first of them reads, and gives all others its page.
+    """
+
+    def __init__(self, view: wait.PositionView, key: tuple[str, str, str]) -> None:
+        self._key = key
+        self._view = view
+        self._futures: dict[asyncio.Future[_Read | None], None] = {}
+        self._leader: asyncio.Future[_Read | None] | None = None
+        woken = asyncio.get_running_loop().create_future()
+        woken.add_done_callback(lambda _: self._choose())
+        self._waiter = view.wait(key[0], VectorToken(base_of(key[2]) + 1), woken)
+        if self._waiter is None:
+            woken.set_result(None)
+
+    @staticmethod
+    def of(view: wait.PositionView, key: tuple[str, str, str]) -> _Place:
+        places = _places.setdefault(asyncio.get_running_loop(), {})
+        if (found := places.get(key)) is None or found._view is not view:
+            found = places[key] = _Place(view, key)
+        return found
+
+    def join(self) -> asyncio.Future[_Read | None]:
+        """Adds a listener. Its future gets a page, or an error, or ``_READ`` if the listener is to read for all."""
+        future = asyncio.get_running_loop().create_future()
+        self._futures[future] = None
+        return future
+
+    def leave(self, future: asyncio.Future[_Read | None]) -> None:
+        del self._futures[future]
+        if future is self._leader:  # cancelled before it gave its page
+            self._choose()
+        elif not self._futures:
+            self._forget()
+
+    def give(self, read: _Read | None, error: Exception | None = None) -> None:
+        """Gives the page that the leader has read, or its error, to all others."""
+        self._leader = None
+        for future in self._futures:
+            if not future.done():
+                future.set_result(read) if error is None else future.set_exception(error)
+
+    def _choose(self) -> None:
+        self._forget()  # who comes from now on waits for a newer position
+        self._leader = next((future for future in self._futures if not future.done()), None)
+        if self._leader is not None:
+            self._leader.set_result(_READ)
+
+    def _forget(self) -> None:
+        places = _places[asyncio.get_running_loop()]
+        if places.get(self._key) is self:
+            del places[self._key]
+        if self._waiter is not None:
+            self._view.give_up(self._waiter)
 
 
 class Listener(Iterator[Any], AsyncIterator[Any]):
@@ -232,7 +293,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
             waiter = view.wait(self._stream.name, self._next_position(), event)
             if waiter is not None:
                 event.wait(seconds)
-            self._after_wait(view, waiter)
+            self._after_wait(view, is_silent=waiter is not None and not view.is_there(waiter))
         except driver.database_lost as error:  # the watcher cannot start
             self._lost(error)
         finally:
@@ -248,22 +309,23 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         while not self._closed:
             if self._facts:
                 return self._next_fact()
-            if self._must_read and self._store_page(await self._aread_or_none()):
+            if self._must_read and self._store_page(await self._aread_or_none(self._shared_read())):
                 continue
             if due is not None and time.monotonic() >= due:
                 return None
-            await self._await(_left(due))
+            self._store_page(await self._aread_or_none(self._await(_left(due))))
         raise StopAsyncIteration
 
-    async def _aread_or_none(self) -> _Read | None:
+    async def _aread_or_none(self, reading: Awaitable[_Read | None]) -> _Read | None:
         try:
-            read = await self._shared_read()
+            read = await reading
         except driver.database_lost as error:
             if not self._has_read:
                 raise
             self._lost(error)
             return None
-        self._read_succeeded()
+        if read is not None:
+            self._read_succeeded()
         return read
 
     async def _shared_read(self) -> _Read:
@@ -274,33 +336,40 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     async def _read_in_thread(self) -> _Read:
         return await sync_to_async(self._read, thread_sensitive=True)()
 
-    async def _await(self, seconds: float) -> None:
-        future = asyncio.get_running_loop().create_future()
+    async def _await(self, seconds: float) -> _Read | None:
+        """Returns the next page, or None after these seconds, or if the listener is closed."""
+        if self._in_test or self._away.is_on:
+            place = None
+            future = asyncio.get_running_loop().create_future()
+            seconds = min(seconds, TEST_GAP_SECONDS if self._in_test else RETRY_SECONDS)
+        else:
+            started = wait.views.get(self._using)
+            view = started if started is not None else await asyncio.to_thread(_start_view, self._using)
+            place = _Place.of(view, (self._stream.name, self._using, str(self._after)))
+            future = place.join()
         self.wake = future
-        view: wait.PositionView | None = None
-        waiter: TokenWaiter | None = None
+        timer = future.get_loop().call_later(seconds, resolve, [future])
         try:
-            if self._in_test:
-                seconds = min(seconds, TEST_GAP_SECONDS)
-            elif self._away.is_on:
-                seconds = min(seconds, RETRY_SECONDS)
-            else:
-                started = wait.views.get(self._using)
-                view = started if started is not None else await asyncio.to_thread(_start_view, self._using)
-                waiter = view.wait(self._stream.name, self._next_position(), future)
-            if (view is None or waiter is not None) and not self._closed:
-                timer = future.get_loop().call_later(seconds, resolve, [future])
-                try:
-                    await future
-                finally:
-                    timer.cancel()
-        except driver.database_lost as error:  # the watcher cannot start
-            self._lost(error)
+            read = None if self._closed else await future
+            if place is not None and read is _READ:
+                read = await self._read_for(place)
+            elif place is not None and read is None:
+                self._after_wait(view, is_silent=True)
+            return read
         finally:
-            if view is not None:
-                self._after_wait(view, waiter)
-            future.cancel()
+            timer.cancel()
             self.wake = None
+            if place is not None:
+                place.leave(future)
+
+    async def _read_for(self, place: _Place) -> _Read:
+        try:
+            read = await self._shared_read()
+        except Exception as error:
+            place.give(None, error)
+            raise
+        place.give(read)
+        return read
 
     # --- both -----------------------------------------------------------------------------------------------------
 
@@ -315,15 +384,11 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     def _next_position(self) -> VectorToken:
         return VectorToken(base_of(str(self._after)) + 1)
 
-    def _after_wait(self, view: wait.PositionView, waiter: TokenWaiter | None) -> None:
-        """Decides after a wait whether the next page is to be read, and then sets ``_must_read``.
-
-        ``waiter`` is None if there was nothing to wait for.
-        """
+    def _after_wait(self, view: wait.PositionView, *, is_silent: bool) -> None:
+        """Decides after a wait whether the next page is to be read, and then sets ``_must_read``."""
         seen, before = (view, view.restores), self._seen_view
         self._seen_view = seen
-        silent = waiter is not None and not view.is_there(waiter)
-        if not silent or seen != before or time.monotonic() - self._read_at > LONGEST_SILENCE_SECONDS:
+        if not is_silent or seen != before or time.monotonic() - self._read_at > LONGEST_SILENCE_SECONDS:
             self._must_read = True
 
     def _check_anything_can_come(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from streams.waiting import listen
 from tests.support.waiting import DEADLINE_SECONDS
 
 T = TypeVar("T")
@@ -20,3 +21,8 @@ async def wait_for(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS
             raise AssertionError(f"not within {seconds} s: {what or condition}; last value {value!r}")
         await asyncio.sleep(0.01)
     return value
+
+
+def listeners_that_wait() -> int:
+    """The asynchronous listeners of this event loop that wait for a fact."""
+    return sum(len(place._futures) for place in listen._places.get(asyncio.get_running_loop(), {}).values())

@@ -29,8 +29,7 @@ from streams.browsers.clients import Message
 from streams.browsers.threads import CHECKS, READS
 from streams.browsers.view import event_of
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from streams.waiting import wait
-from tests.support.async_waiting import wait_for
+from tests.support.async_waiting import listeners_that_wait, wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, fact, session, sessions, stream, wait_for_linear
 
@@ -247,7 +246,7 @@ async def test_a_fact_is_rendered_once_for_all():
         await take(one, 1)
         await take(other, 1)
         waiting = [asyncio.create_task(take(answer, 1)) for answer in (one, other)]
-        await wait_for(lambda: wait.waiting() == 2)  # at the same token
+        await wait_for(lambda: listeners_that_wait() == 2)  # at the same token
         (number,) = await aappend()
         await asyncio.gather(*waiting)
     assert rendered == [number]

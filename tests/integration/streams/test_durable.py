@@ -19,9 +19,9 @@ from streams.browsers import clients
 from streams.browsers import durable as module
 from streams.browsers.threads import CHECKS, READS
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from streams.waiting import listen, wait
+from streams.waiting import listen
 from streams.waiting.listen import PAGE_FACTS
-from tests.support.async_waiting import wait_for
+from tests.support.async_waiting import listeners_that_wait, wait_for
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, session, stream, wait_for_linear
 
@@ -210,7 +210,7 @@ async def test_long_polls_at_the_same_place_share_one_read(monkeypatch):
     reads.clear()
     for _ in range(2):
         polling = [asyncio.create_task(ask(view(beat=20), f"?offset={offset}&live=long-poll")) for _ in range(20)]
-        await wait_for(lambda: wait.waiting() == 20)
+        await wait_for(lambda: listeners_that_wait() == 20)
         expected = await aappend(2)
         answers = await asyncio.gather(*polling)
         assert [numbers(answer.content) for answer in answers] == [expected] * 20

@@ -18,7 +18,7 @@ from streams.catalog.models import CacheInvalidation
 from streams.core.tokens import VectorToken
 from streams.errors import BadLimit, EpochChanged, ForeignFact, InTransaction, ResyncNeeded, TokenError
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from tests.support.async_waiting import wait_for
+from tests.support.async_waiting import listeners_that_wait, wait_for
 from tests.support.effort import SEED
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import (
@@ -346,7 +346,7 @@ async def test_async_listener_gives_facts_and_beats():
 
 
 async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch):
-    from streams.waiting import listen, wait
+    from streams.waiting import listen
 
     reads, real = [], listen.page_after
     monkeypatch.setattr(listen, "page_after", lambda *given, **more: reads.append(1) or real(*given, **more))
@@ -361,7 +361,7 @@ async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch)
 
     before = threading.active_count()
     tasks = [asyncio.create_task(consume(place)) for place in range(500)]
-    await wait_for(lambda: wait.waiting() == 500)
+    await wait_for(lambda: listeners_that_wait() == 500)
     threads = threading.active_count() - before
     expected = []
     for facts in range(1, 4):
@@ -371,6 +371,57 @@ async def test_many_async_listeners_share_reads_and_need_no_threads(monkeypatch)
     assert all(one == expected for one in found)
     assert len(reads) < 50
     assert threads < 30
+
+
+async def test_listener_that_ends_leaves_the_read_to_others_at_its_place(monkeypatch):
+    from streams.waiting import listen
+
+    begins, may_end, reads = threading.Event(), threading.Event(), []
+
+    def page_after(*given, **more):
+        reads.append(1)
+        begins.set()
+        may_end.wait(DEADLINE_SECONDS)
+        return real(*given, **more)
+
+    real = listen.page_after
+    (number,) = await stream().aappend(cache_name="first", keys=[])
+    listeners = [stream().listen(after=number, beat=60) for _ in range(3)]
+    waiting = [asyncio.create_task(anext(listener)) for listener in listeners]
+    await wait_for(lambda: listeners_that_wait() == 3)
+    monkeypatch.setattr(listen, "page_after", page_after)
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        (expected,) = await stream().aappend(cache_name="next", keys=[])
+        await wait_for(begins.is_set)
+        waiting[0].cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        assert [(await task).stream_id for task in waiting[1:]] == [expected] * 2
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert len(reads) == 1
+    assert not listeners_that_wait()
+
+
+async def test_error_of_a_shared_read_comes_to_all_at_its_place(monkeypatch):
+    from streams.waiting import listen
+
+    (number,) = await stream().aappend(cache_name="a", keys=[])
+    listeners = [stream().listen(after=number, beat=60) for _ in range(3)]
+    waiting = [asyncio.create_task(anext(listener)) for listener in listeners]
+    await wait_for(lambda: listeners_that_wait() == 3)
+    reads = []
+
+    def fail(*given, **more):
+        reads.append(1)
+        raise EpochChanged("restored")
+
+    monkeypatch.setattr(listen, "page_after", fail)
+    await stream().aappend(cache_name="b", keys=[])
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in found] == [EpochChanged] * 3
+    assert len(reads) == 1
 
 
 async def test_cancelled_listener_leaves_nothing_behind():
@@ -397,14 +448,14 @@ def test_several_writers_and_listeners_see_the_same_facts_in_the_same_order():
         for one in listeners[place]:
             if one is not None:
                 found[place].append(one.stream_id)
-            elif done.is_set():
+            elif done.is_set() and len(found[place]) == len(ids()):
                 return
 
     async def alisten() -> None:
         async for one in stream().listen(after=1, beat=0.3):
             if one is not None:
                 found[2].append(one.stream_id)
-            elif done.is_set():
+            elif done.is_set() and len(found[2]) == len(await sync_to_async(ids)()):
                 return
 
     def write(seed: int) -> None:
