@@ -107,7 +107,7 @@ def test_a_flood_costs_few_looks(liar, monkeypatch):
     assert stream().wait_for(append()[0], DEADLINE_SECONDS)
     assert len(looked) <= 2 + (time.monotonic() - began) / READ_GAP_SECONDS
     view = wait.views.get()
-    assert set(view._stored) <= set(registry.names())
+    assert set(view._seen) <= set(registry.names())
     assert set(view.seen("caches").positions) == {"master"}
 
 

@@ -24,7 +24,7 @@ from streams.reading.position_notifications import PositionListener
 from streams.reading.rows import stored_positions
 from tests.support import writing
 from tests.support.held_tables import Session, Sessions, held_orders, sessions
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -337,8 +337,11 @@ def test_who_looks_once_stores_all_whatever_others_have_done_with_the_rows_since
         own.close()
 
 
-def test_who_looks_once_waits_for_rows_that_another_looker_is_about_to_commit(writer: Session, session: Sessions):
+def test_who_looks_once_waits_for_rows_that_another_looker_is_about_to_commit(
+    writer: Session, session: Sessions, monkeypatch: pytest.MonkeyPatch
+):
     """Otherwise who reads at once does not find the fact that it has appended itself."""
+    monkeypatch.setattr(looker, "STANDS_STILL_SECONDS", DEADLINE_SECONDS)
     own, other = Looker("default"), session()
     try:
         writer.append("a")
