@@ -151,8 +151,10 @@ class BroadcastReader:
         self._check_epoch(cursor)
         found = possible_positions(cursor, None if only is None else sorted(only), self._known, reads_often=True)
         known = {name: at for name, at in self._known.items() if only is None or name in only}
-        self._known.update({**{name: {} for name in known}, **found})
-        if have_gone_back(known, found):
+        back = {name for name, at in known.items() if have_gone_back({name: at}, found)}
+        # What went back is not learned, so that the epoch is read at each call until it has begun.
+        self._known.update({name: at for name, at in found.items() if name not in back})
+        if back:
             # Without this: a dump is loaded in one transaction, and no statement of ours fails. The facts up to the position that
             # was shown last are missing in the dump, and those that get their IDs would reach no follower.
             self._knows_epoch = False

@@ -14,6 +14,7 @@ from django.db import connections
 from streams import epochs
 from streams.conf import stream_settings
 from streams.models import StreamPosition
+from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster
 from tests.support.async_waiting import wait_for
@@ -123,6 +124,17 @@ async def test_a_restore_that_ends_no_session_and_fails_no_statement_is_noticed(
         await wait_for(lambda: b"RDATA caches north 6" in got(again))
     finally:
         await served.broadcaster.stop()
+
+
+def test_an_epoch_that_begins_after_the_positions_went_back_is_noticed(served):
+    reader = served.broadcaster._reader
+    reader.snapshot()
+    StreamPosition.objects.filter(stream="caches").update(position=5)
+    assert reader.snapshot()["caches"]["north"].position == 5
+    with session() as cursor:
+        epochs.begin_epoch(cursor, "test")
+    with pytest.raises(DatabaseRestored):
+        reader.snapshot()
 
 
 async def test_a_lost_connection_alone_costs_nobody_his(served):
