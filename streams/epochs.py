@@ -149,10 +149,12 @@ def keep_epoch(cursor: Any) -> str:
 
 
 def _read_identity(cursor: Any) -> tuple[str, Identity | None, Identity]:
-    cursor.execute(_IDENTITY)
-    now = Identity(*cursor.fetchone())
+    # The row comes first, as it may have to wait for a restore that replaces the tables in one transaction. In the other order,
+    # the identity is that of the table of before, and so is the one in the row, which comes from the dump.
     cursor.execute(NEWEST_EPOCH)
     row = cursor.fetchone()
+    cursor.execute(_IDENTITY)
+    now = Identity(*cursor.fetchone())
     return ("", None, now) if row is None else (row[0], Identity(*row[1:]), now)
 
 

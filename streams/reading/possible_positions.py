@@ -116,6 +116,25 @@ def possible_positions(
     }
 
 
+def have_gone_back(known: Mapping[str, Mapping[str, At]], found: Mapping[str, Mapping[str, At]]) -> bool:
+    """Returns true if a position that was ``known`` is lower now, or is gone. ``found`` has what was read since of these streams.
+
+    Then the database was restored without a loss of the connection, or the stream was repaired. Streams that can restart at 0
+    do not count.
+    """
+    return any(
+        (now := found.get(stream, {}).get(writer)) is None or now.position < at.position
+        for stream, writers in known.items()
+        if not may_restart(stream)
+        for writer, at in writers.items()
+    )
+
+
+def may_restart(stream: str) -> bool:
+    bound = lookup.find(stream)
+    return bound is None or bound.declaration.in_memory
+
+
 def _positions(stored: Mapping[str, At]) -> dict[str, int]:
     return {writer: at.position for writer, at in stored.items()}
 

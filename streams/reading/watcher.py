@@ -23,10 +23,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from streams import epochs
 from streams.conf import stream_settings
-from streams.core import lookup
 from streams.db import driver
 from streams.reading.position_notifications import PositionListener
-from streams.reading.possible_positions import LOCK_SECONDS, possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, have_gone_back, may_restart, possible_positions
 from streams.reading.rows import StoredPosition
 
 START_SECONDS = 10.0
@@ -174,12 +173,12 @@ class PositionWatcher(PositionListener):
         return any(subscriber.is_current and subscriber.rank < Rank.WAITERS for subscriber in self._subscribers)
 
     def _is_known(self, stream: str, stored: Mapping[str, StoredPosition]) -> bool:
-        known, may_restart = self.known(stream), _may_restart(stream)
+        known, restarts = self.known(stream), may_restart(stream)
         for writer, at in stored.items():
             ours = known.get(writer)
             if ours is None or at.position > ours.position:
                 return False
-            if may_restart and at.generation != ours.generation:  # the same number may be of another generation
+            if restarts and at.generation != ours.generation:  # the same number may be of another generation
                 return False
         return True
 
@@ -265,25 +264,10 @@ class PositionWatcher(PositionListener):
 
     def _read(self, cursor: Any, streams: Collection[str] | None) -> Found:
         found = possible_positions(cursor, None if streams is None else sorted(streams), self._known, reads_often=True)
-        if any(self._is_below(at) for stored in found.values() for at in stored.values()):
-            self._restored()  # the database was restored without a loss of the connection, or the stream was repaired
+        if have_gone_back({name: at for name, at in self._known.items() if streams is None or name in streams}, found):
+            self._restored()
         self._known = {**({} if streams is None else self._known), **found}
         return found
-
-    def _is_below(self, at: StoredPosition) -> bool:
-        """Returns true if a position went down: it lies below the known position of the same writer and stream.
-
-        Returns false for a stream that can restart at 0.
-        """
-        known = self.known(at.stream).get(at.writer)
-        if known is None or _may_restart(at.stream):
-            return False
-        return at.position < known.position
-
-
-def _may_restart(stream: str) -> bool:
-    found = lookup.find(stream)
-    return found is None or found.declaration.in_memory
 
 
 # --- one watcher per database ---------------------------------------------------------------------------------------

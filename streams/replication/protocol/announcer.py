@@ -99,6 +99,8 @@ class Lines:
 class _StreamState:
     """The state of one stream as sent to followers: the position last sent for each writer, and the linear position."""
 
+    empty: int
+    """The position of the stream without facts."""
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
     """The linear position of the last snapshot."""
@@ -131,7 +133,8 @@ class Announcer:
         announced_as: Mapping[str, str] | None = None,
     ) -> None:
         self._announced_as = announced_as or {}
-        self._streams = {name: _StreamState(linear=0 if name in in_memory else 1) for name in streams}
+        empty = {name: 0 if name in in_memory else 1 for name in streams}
+        self._streams = {name: _StreamState(position, linear=position) for name, position in empty.items()}
         self._stand_in = stand_in
         self._pace_interval_seconds = pace_interval_seconds
 
@@ -144,10 +147,14 @@ class Announcer:
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
-        """Sets the positions last sent to those of the snapshot, so that the next steps begin after these positions."""
+        """Sets the positions last sent to those of the snapshot, so that the next steps begin after these positions.
+
+        They may be lower than before, or be none at all, in a database that was restored.
+        """
         for name, state in self._streams.items():
+            state.linear = state.empty
             stored = self._stored(snapshot, name, state)
-            state.linear = state.sent_linear = linear_position(stored.values(), state.linear)
+            state.linear = state.sent_linear = linear_position(stored.values(), state.empty)
             state.generation, state.to_reset = _generation(stored), set()
             stand_in = self._announced_as.get(name, self._stand_in)
             state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}

@@ -22,7 +22,7 @@ from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.holds.look import locked_streams
 from streams.reading import watcher
-from streams.reading.possible_positions import LOCK_SECONDS, possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, have_gone_back, possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import (
@@ -115,7 +115,7 @@ class BroadcastReader:
 
     def reload(self) -> dict[str, dict[str, StoredPosition]]:
         """Returns all stored positions after the database was restored, like `snapshot`. Accepts the database's new epoch."""
-        self._epoch = ""
+        self._epoch, self._known = "", {}
         return self.snapshot()
 
     def _check_epoch(self, cursor: Any) -> None:
@@ -150,7 +150,15 @@ class BroadcastReader:
         # cached value that is older than the position.
         self._check_epoch(cursor)
         found = possible_positions(cursor, None if only is None else sorted(only), self._known, reads_often=True)
-        self._known.update(found)
+        known = {name: at for name, at in self._known.items() if only is None or name in only}
+        back = {name for name, at in known.items() if have_gone_back({name: at}, found)}
+        # What went back is not learned, so that the epoch is read at each call until it has begun.
+        self._known.update({name: at for name, at in found.items() if name not in back})
+        if back:
+            # Without this: a dump is loaded in one transaction, and no statement of ours fails. The facts up to the position that
+            # was shown last are missing in the dump, and those that get their IDs would reach no follower.
+            self._knows_epoch = False
+            self._check_epoch(cursor)
         watcher.before_shown(found, self._using)
         return found
 

@@ -14,6 +14,7 @@ from django.db import connections
 from streams import epochs
 from streams.conf import stream_settings
 from streams.models import StreamPosition
+from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster
 from tests.support.async_waiting import wait_for
@@ -36,8 +37,9 @@ def write(position: int) -> None:
 
 
 def restore(position: int) -> None:
-    """The database is another one, which lacks what was above that position."""
-    StreamPosition.objects.filter(stream="caches").update(position=position)
+    """The database is another one, which lacks what was above that position. 0: also the stream's positions."""
+    found = StreamPosition.objects.filter(stream="caches")
+    found.update(position=position) if position else found.delete()
     with session() as cursor:
         cursor.execute(
             "SET LOCAL streams.maintenance = on; DELETE FROM streams_cacheinvalidation WHERE stream_id > %s", [position]
@@ -104,6 +106,35 @@ async def test_after_a_restore_clients_begin_where_the_new_database_is(served):
         await wait_for(lambda: b"RDATA caches north 6" in got(again))
     finally:
         await served.broadcaster.stop()
+
+
+@pytest.mark.parametrize("position", [5, 0])
+async def test_a_restore_that_ends_no_session_and_fails_no_statement_is_noticed(served, position):
+    """A dump that is loaded in one transaction. The facts that got their IDs again reached no follower, old or new."""
+    await served.broadcaster.start()
+    try:
+        peer = served.client()
+        await in_thread(restore, position)
+        await wait_for(lambda: not peer.is_open)
+        assert peer.connection.close_reason is CloseReason.RESTORED
+        served.broadcaster.leave(peer)
+        again = served.client()
+        assert got(again) == [b"POSITION caches north 5" if position else b"POSITION caches master 1"]
+        await in_thread(write, 6)
+        await wait_for(lambda: b"RDATA caches north 6" in got(again))
+    finally:
+        await served.broadcaster.stop()
+
+
+def test_an_epoch_that_begins_after_the_positions_went_back_is_noticed(served):
+    reader = served.broadcaster._reader
+    reader.snapshot()
+    StreamPosition.objects.filter(stream="caches").update(position=5)
+    assert reader.snapshot()["caches"]["north"].position == 5
+    with session() as cursor:
+        epochs.begin_epoch(cursor, "test")
+    with pytest.raises(DatabaseRestored):
+        reader.snapshot()
 
 
 async def test_a_lost_connection_alone_costs_nobody_his(served):

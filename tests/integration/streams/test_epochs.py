@@ -104,6 +104,25 @@ def test_two_transactions_that_notice_at_once_agree():
     assert now() == word
 
 
+def test_who_waits_for_a_restore_notices_it():
+    """The dump is loaded in one transaction: its epoch's row is the same, and lies in another table."""
+    old = now()
+    with session() as restoring:
+        restoring.execute(
+            "BEGIN; ALTER TABLE streams_epoch RENAME TO streams_epoch_before; "
+            "CREATE TABLE streams_epoch (LIKE streams_epoch_before INCLUDING ALL); "
+            "INSERT INTO streams_epoch SELECT * FROM streams_epoch_before"
+        )
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(now()))
+        thread.start()
+        wait_until(waiting_sessions, what="it waits")
+        restoring.execute("COMMIT")
+        thread.join()
+        restoring.execute("DROP TABLE streams_epoch; ALTER TABLE streams_epoch_before RENAME TO streams_epoch")
+    assert found != [old]
+
+
 def test_token_of_the_old_epoch_is_refused_by_name():
     old = now()
     with session() as cursor:
