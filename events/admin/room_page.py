@@ -84,6 +84,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
     loaded = event_lines([*rows, *filter(None, [levels_id, room.create_event_id])], using)
     words = {event_id: safe_text(line.words, 320) for event_id, line in loaded.items()}
     name = room_names([room_id], using)[room_id]
+    summary = RoomSummary.objects.using(using).filter(pk=room_id).first()
     health = health_words([room], using)[room_id]
     return {
         "room": room,
@@ -91,7 +92,8 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "room_name": name,
         "health": health,
         "health_meaning": HEALTH[health],
-        "room_summary": RoomSummary.objects.using(using).filter(pk=room_id).first(),
+        "room_summary": summary,
+        "room_events": f"{summary.events:,}" if summary is not None else "",
         "create": links.get(room.create_event_id or ""),
         "extremities": [links[event_id] for event_id in extremities[:_MOST_LISTED]],
         "extremities_more": len(extremities) > _MOST_LISTED,

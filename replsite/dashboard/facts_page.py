@@ -55,7 +55,11 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
         context["refused"] = str(error)
         return TemplateResponse(request, "dashboard/facts.html", context)
     if found is not None:
-        context |= {"found": found, "rows": [_row(stream, fact) for fact in found.facts]}
+        context |= {
+            "found": found,
+            "examined": f"{found.examined:,}",
+            "rows": [_row(stream, fact) for fact in found.facts],
+        }
         return TemplateResponse(request, "dashboard/facts.html", context)
     context["is_live"] = isinstance(request, ASGIRequest)
     alias = stream.database

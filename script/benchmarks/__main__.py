@@ -42,6 +42,7 @@ NAMES = (
     "compress",
     "growth",
     "resync",
+    "lists",
     "import_",
     "load",
     "scale",
