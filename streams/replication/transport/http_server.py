@@ -21,6 +21,7 @@ from twisted.internet import defer, reactor
 from twisted.internet.protocol import connectionDone
 from twisted.web import http
 
+from streams.replication.transport.kernel_buffers import end_unanswered
 from streams.replication.transport.last_connections import drop_handshakes, is_queued
 from streams.replication.transport.tcp_scope import Application
 from streams.runtime.logs import get_logger
@@ -57,6 +58,7 @@ class HttpServer(DaphneServer):
         start: Callable[[], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
         body_limit_bytes: int = StreamSettings().http_body_limit_bytes,
+        unanswered_seconds: float = 2 * StreamSettings().send_stall_limit_seconds,
     ) -> None:
         super().__init__(
             application,
@@ -69,6 +71,7 @@ class HttpServer(DaphneServer):
         self.refused: Counter[str] = Counter()
         self.body_limit_bytes = body_limit_bytes
         self.channels: set[_Channel] = set()
+        self._unanswered_seconds = unanswered_seconds
         self._listener = listener
         self._start_all, self._end_all = start, end
         self._failure: BaseException | None = None
@@ -86,6 +89,14 @@ class HttpServer(DaphneServer):
         self._port = posix.adoptStreamPort(self._listener.fileno(), self._listener.family, _Factory(self))
         self._listener.close()  # the reactor has a copy
         self._beginning = asyncio.ensure_future(self._start(), loop=twisted_loop)
+        # daphne keeps what a browser does not take, up to some megabytes for each, also when its answer has ended.
+        watch = end_unanswered(self._unanswered_seconds, self._descriptors, _Channel.forceAbortClient)
+        self._watch = asyncio.ensure_future(watch, loop=twisted_loop)
+
+    def _descriptors(self) -> dict[_Channel, int]:
+        # A reverse proxy at a socket file ends its own clients, and the kernel does not tell what it has taken.
+        is_tcp = self._listener.family != socket.AF_UNIX
+        return {one: one.transport.fileno() for one in self.channels} if is_tcp else {}
 
     async def _start(self) -> None:
         try:
