@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import daphne.server  # noqa: F401 - first: it installs the reactor, and what follows would install another
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -96,7 +96,7 @@ class HttpServer(DaphneServer):
     def _descriptors(self) -> dict[_Channel, int]:
         # A reverse proxy at a socket file ends its own clients, and the kernel does not tell what it has taken.
         is_tcp = self._listener.family != socket.AF_UNIX
-        return {one: one.transport.fileno() for one in self.channels} if is_tcp else {}
+        return {one: cast(Any, one.transport).fileno() for one in self.channels} if is_tcp else {}
 
     async def _start(self) -> None:
         try:

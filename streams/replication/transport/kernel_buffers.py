@@ -1,4 +1,7 @@
-"""Numbers of bytes in the kernel's buffers of a connection, and the end of those that nobody takes. On systems other than Linux these numbers are always 0."""
+"""Numbers of bytes in the kernel's buffers of a connection, and the end of bytes that nobody takes.
+
+On systems other than Linux these numbers are always 0.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ def bound_the_rest(descriptor: int, seconds: float) -> None:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(min(seconds * 1000, 2**31 - 1)), 1))
 
 
-async def end_unanswered(seconds: float, connections: Callable[[], Mapping[C, int]], abort: Callable[[C], None]) -> None:
+async def end_unanswered(
+    seconds: float, connections: Callable[[], Mapping[C, int]], abort: Callable[[C], None]
+) -> None:
     """Calls ``abort`` for each connection whose other end acknowledges nothing, or takes nothing, for this time. Never returns.
 
     ``connections`` returns the open connections with their descriptors. The time may be longer by a quarter.

@@ -96,7 +96,7 @@ class TcpConnection(asyncio.Protocol):
         self._paused_reading = False
         #: Pieces that the transport has not received yet, and the number of line ends in each. Two deques: a tuple for each piece
         #: and connection would take more memory than the pieces, which many connections share.
-        self._output: deque[bytes] = deque()
+        self._output: deque[bytes | memoryview] = deque()
         self._output_lines: deque[int] = deque()
         self._output_bytes = self._waiting_lines = 0
         self._can_write = True
@@ -116,7 +116,7 @@ class TcpConnection(asyncio.Protocol):
         """
         self._places.know(self)
 
-    def write(self, data: bytes, lines: int | None = None) -> None:
+    def write(self, data: bytes | memoryview, lines: int | None = None) -> None:
         """Sends ``data`` after all earlier bytes. Does nothing if the connection is closing.
 
         ``lines`` is the number of line ends in ``data``, for a caller that knows it: they are not counted then.
@@ -129,7 +129,7 @@ class TcpConnection(asyncio.Protocol):
         # The piece is kept as a reference. The transport would copy the piece for each connection.
         self._output.append(data)
         self._output_bytes += len(data)
-        self._output_lines.append(data.count(b"\n") if lines is None else lines)
+        self._output_lines.append(bytes(data).count(b"\n") if lines is None else lines)
         self._waiting_lines += self._output_lines[-1]
 
     @property
