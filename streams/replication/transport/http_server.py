@@ -35,6 +35,8 @@ ACCEPT_SECONDS = 0.01
 SETTLE_SECONDS = 2.0
 #: The time, at an orderly end, for requests that have arrived to be answered.
 FINISH_SECONDS = 10.0
+#: The time, at an orderly end, for applications to notice that the clients of their requests are gone.
+DISCONNECT_SECONDS = 0.2
 #: The least bytes that a piece of a body counts against the limit, so that a body of single bytes reaches it early.
 _PIECE_BYTES = 64
 #: The most steps in which Python decodes the escapes of a request's cookies: for each value, its length times its
@@ -128,11 +130,19 @@ class HttpServer(DaphneServer):
             await asyncio.sleep(0.01)
 
     async def cancel_requests(self) -> None:
-        """Cancels the applications of all requests that are still open."""
-        running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        """Ends the applications of all open requests: as if their clients had gone, and then by cancelling them."""
+        # Django ends what it has begun for a client that is gone. A call that is cancelled before leaves its tasks behind, which
+        # go on without the request's thread, and write tracebacks.
+        running = []
+        for request, details in list(self.connections.items()):
+            if "application_instance" in details:
+                running.append(details["application_instance"])
+                request.send_disconnect()
+        if running:
+            _, pending = await asyncio.wait(running, timeout=DISCONNECT_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 class _Channel(http.HTTPChannel):
