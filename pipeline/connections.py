@@ -7,6 +7,7 @@ would add a second to the start of every command.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg2
@@ -23,7 +24,8 @@ _CONNECT_SECONDS = 10
 def connect(dsn: str, application_name: str) -> Any:
     """Opens a connection of psycopg2. Its session has what our statements rely on, whatever its role has for sessions.
 
-    Raises ``UnusableArguments`` for a malformed connection string and for a connection pooler, and errors of the driver.
+    Raises ``UnusableArguments`` for a malformed connection string, for several hosts of which any may be meant, and for a
+    connection pooler, and errors of the driver.
     """
     try:
         return psycopg2.connect(_parameters(dsn, application_name))
@@ -45,7 +47,9 @@ def connect_arrow(dsn: str, application_name: str, *, autocommit: bool = False) 
 
 def _parameters(dsn: str, application_name: str) -> str:
     try:
-        options = str(parse_dsn(dsn).get("options") or os.environ.get("PGOPTIONS", ""))
+        given = parse_dsn(dsn)
+        options = str(given.get("options") or os.environ.get("PGOPTIONS", ""))
+        _refuse_any_of_several(given)
         return make_dsn(
             dsn,
             application_name=application_name,
@@ -58,3 +62,14 @@ def _parameters(dsn: str, application_name: str) -> str:
             "The connection string of the database cannot be read; it is not repeated here, because of its password. "
             "Give a postgresql:// URL or key=value pairs."
         ) from None
+
+
+def _refuse_any_of_several(given: Mapping[str, str]) -> None:
+    # Positions would be read of one server, and rows perhaps of another that is behind: its missing facts would be passed over.
+    hosts = [given.get(name) or os.environ.get(f"PG{name.upper()}", "") for name in ("host", "hostaddr")]
+    wanted = given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+    if any("," in names for names in hosts) and wanted not in ("primary", "read-write"):
+        raise UnusableArguments(
+            "The connection string has several hosts, and each connection could reach another one. Add "
+            "target_session_attrs=read-write, or give one host."
+        )

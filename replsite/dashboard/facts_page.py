@@ -25,7 +25,7 @@ from django.views.decorators.http import require_safe
 
 from replsite.dashboard.fact_search import NAMES, Unusable, search
 from streams import durable, registry, stream_view
-from streams.db.consistent_read import limit_waits, lockers_named
+from streams.db.consistent_read import limited_waits
 from streams.facts import Fact
 from streams.runtime.text import safe_text
 from streams.stream_object import Stream
@@ -62,9 +62,7 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
         }
         return TemplateResponse(request, "dashboard/facts.html", context)
     context["is_live"] = isinstance(request, ASGIRequest)
-    alias = stream.database
-    with lockers_named(alias), transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        limit_waits(cursor)
+    with limited_waits(stream.database):
         page = stream.read(newest=True, limit=FACTS_SHOWN)
     context["after"] = page.facts[0].token if page.facts else page.next
     context["rows"] = [_row(stream, fact) for fact in page.facts]

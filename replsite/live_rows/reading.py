@@ -13,6 +13,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.db import connections
+
 from replsite import installed_apps
 from replsite.conf import site_settings
 from replsite.disk import disk_free, disk_reserve
@@ -55,7 +57,7 @@ from streams.core.sequences import read_sequences
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import TrimMark, lost_facts, trim_marks
 from streams.db import driver
-from streams.db.consistent_read import lockers_named, read_only_snapshot
+from streams.db.consistent_read import limited_waits, read_only_snapshot
 from streams.holds.end import blockers
 from streams.holds.look import YOUNG_SECONDS, holders, keepers
 from streams.holds.weaknesses import Weakness, losing
@@ -102,7 +104,7 @@ def read_snapshot(history: History | None = None, using: str | None = None) -> S
     those that catch up. Raises ``django.db.Error`` if the database cannot be read.
     """
     alias = using or stream_settings().database
-    with lockers_named(alias), read_only_snapshot(alias, limits_waits=True) as cursor:
+    with limited_waits(alias, read_only_snapshot), connections[alias].cursor() as cursor:
         driver.bound_times(cursor)
         reading = _Reading(cursor, history or History())
     with collector_paused():

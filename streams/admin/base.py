@@ -18,13 +18,14 @@ from django.contrib.admin.utils import label_for_field, lookup_field
 from django.contrib.admin.views.main import ORDER_VAR
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import Paginator
-from django.db import DataError, connections, models
+from django.db import DataError, connections, models, router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.functional import cached_property
 from django.utils.html import strip_tags
 from django.utils.safestring import SafeString
 
+from streams.db.consistent_read import limited_waits
 from streams.db.readable import instances
 from streams.runtime.any_text import of_any_text
 from streams.runtime.csv_text import csv_text
@@ -195,6 +196,15 @@ class ReadOnlyAdmin(_Base):
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """Serves the list page. With ``?format=csv``, serves the list's first rows as CSV, with the same filters and search."""
+        with limited_waits(router.db_for_read(self.model)):
+            return self._list_or_csv(request, extra_context)
+
+    def changeform_view(self, *arguments: Any, **more: Any) -> Any:
+        """Serves the page of one row."""
+        with limited_waits(router.db_for_read(self.model)):
+            return super().changeform_view(*arguments, **more)
+
+    def _list_or_csv(self, request: HttpRequest, extra_context: dict[str, Any] | None) -> Any:
         if request.GET.get(_FORMAT) != "csv":
             return super().changelist_view(request, extra_context)
         if not self.has_view_permission(request):

@@ -32,6 +32,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from streams.browsers.threads import CHECKS, READS, leave_the_requests_thread
 from streams.conf import stream_settings
 from streams.db import driver
+from streams.db.consistent_read import limited_waits
 from streams.errors import EpochChanged, ResyncNeeded, TokenError
 from streams.instances import row_of
 from streams.runtime.logs import get_logger
@@ -166,7 +167,9 @@ class BrowserClient:
             has_started = True
         except TokenError as error:
             raise Refused(400, str(error)) from None
-        except driver.database_lost:
+        except driver.database_lost as error:
+            if isinstance(error.__cause__, driver.lock_timed_out):  # not for everybody: it names who keeps the lock
+                raise
             raise Refused(503, "The database cannot be read.") from None
         finally:
             if not has_started:
@@ -194,9 +197,10 @@ class BrowserClient:
         Raises ``EpochChanged`` for a token of another epoch, and ``TokenError`` for any other token that cannot be
         used.
         """
-        if after is None:
-            return end_token(self._source.stream, self._using)
-        position_of(self._source.stream, after, self._using)
+        with limited_waits(self._using):
+            if after is None:
+                return end_token(self._source.stream, self._using)
+            position_of(self._source.stream, after, self._using)
         return after
 
     async def parts(self, encode: Callable[[Message], Part]) -> AsyncGenerator[Part, None]:

@@ -31,6 +31,7 @@ from streams.browsers.clients import Allow, BrowserClient, BrowserStream, Messag
 from streams.browsers.threads import READS
 from streams.browsers.view import EventsResponse, async_view
 from streams.conf import stream_settings
+from streams.db.consistent_read import limited_waits
 from streams.errors import EpochChanged, ResyncNeeded, TokenError
 from streams.waiting.listen import read_after, shared_read, was_end
 from streams.waiting.pages import Page, end_token
@@ -154,11 +155,15 @@ class _DurableClient(BrowserClient):
     async def _page(self) -> Page:
         stream, using = self._source.stream, self._using
         if self._offset == _NOW:
-            return Page([], await READS.run(end_token, stream, using), at_end=True)
-        read = partial(READS.run, read_after, stream, self._token or None, using)
+            return Page([], await READS.run(self._limited, end_token, stream, using), at_end=True)
+        read = partial(READS.run, self._limited, read_after, stream, self._token or None, using)
         # What a page says is the end is true when it is asked for, so it is not that of a read before.
         page, _ = await (shared_read(stream, self._token, using, read) if self.mode else read())
         return page
+
+    def _limited(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        with limited_waits(self._using):
+            return read(*arguments)
 
     # --- one answer -----------------------------------------------------------------------------------------------
 

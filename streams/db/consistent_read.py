@@ -7,8 +7,8 @@ another connection, could cover a commit that the snapshot does not see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
@@ -20,16 +20,15 @@ from streams.db.snapshots import seeing_commits
 
 #: Longest wait for a lock on a table. Who asks must learn who keeps it, and not wait as long as it is kept.
 LOCK_SECONDS = 0.5
-_LIMIT_WAITS = f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}"
 
 
 @contextmanager
-def read_only_snapshot(using: str, *, is_long: bool = False, limits_waits: bool = False) -> Iterator[Any]:
+def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
     """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
     If the caller has a transaction open, yields a cursor of that transaction, whatever isolation level this transaction
     has. If ``is_long`` is true, the server's time limits are lifted, because the caller does other work between its
-    queries (``long_transactions``). If ``limits_waits`` is true, a query fails that waits for a lock for ``LOCK_SECONDS``.
+    queries (``long_transactions``).
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -37,27 +36,30 @@ def read_only_snapshot(using: str, *, is_long: bool = False, limits_waits: bool 
             yield cursor
         return
     with transaction.atomic(using=using), connection.cursor() as cursor:
-        limit = f"; {_LIMIT_WAITS}" if limits_waits else ""
-        cursor.execute(f"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY{limit}")
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         if is_long:
             cursor.execute(NO_LIMITS)
         yield cursor
 
 
-def limit_waits(cursor: Any) -> None:
-    """Makes all further queries of the transaction fail that wait for a lock for ``LOCK_SECONDS``."""
-    cursor.execute(_LIMIT_WAITS)
-
-
 @contextmanager
-def lockers_named(using: str) -> Iterator[None]:
-    """Names who keeps tables locked in the error of a query that waited for a lock. Around the transaction."""
-    try:
+def limited_waits(using: str, begin: Callable[[str], AbstractContextManager[Any]] = seeing_commits) -> Iterator[None]:
+    """Runs the block in a transaction that ``begin`` begins. A query fails in it that waits for a lock for ``LOCK_SECONDS``.
+
+    The error names who keeps tables of streams locked. A transaction that the caller has open has no such limit.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block:
         yield
+        return
+    try:
+        with begin(using), connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = {int(LOCK_SECONDS * 1000)}")
+            yield
     except OperationalError as error:
-        if not isinstance(error.__cause__, driver.lock_timed_out) or connections[using].in_atomic_block:
+        if not isinstance(error.__cause__, driver.lock_timed_out):
             raise
-        with connections[using].cursor() as cursor:
+        with connection.cursor() as cursor:
             locked = "; ".join(f"{table} is locked by {who}" for table, who in locked_tables(cursor).items())
         if not locked:  # not any more
             raise

@@ -37,7 +37,6 @@ from streams.replication.transport.addresses import (
     refuse_strangers,
 )
 from streams.replication.transport.descriptors import raise_descriptor_limit
-from streams.replication.transport.kernel_buffers import end_unanswered
 from streams.replication.transport.tcp_scope import Application, ListenerLimits, TcpListener
 from streams.replication.transport.tls import Certificates, TlsFiles
 from streams.runtime import systemd
@@ -105,12 +104,9 @@ def serve(
         http_socket, http = bind(http)
     limits = ListenerLimits(
         *(given.connection_limit, given.connection_address_limit, given.handshake_limit_seconds),
-        # Twice: a client for which much waits is to be told that it is too slow before the kernel ends its connection.
+        # Twice: a client for which much waits is to be told that it is too slow before its connection ends.
         unanswered_seconds=2 * given.send_stall_limit_seconds,
     )
-    if isinstance(http, Address) and http_socket is not None:
-        # daphne keeps what a browser does not take, up to some megabytes for each, also when its answer has ended.
-        end_unanswered(http_socket, limits.unanswered_seconds)
     server = _Server(
         TcpListener(application, [replication_socket], raise_descriptor_limit(limits), access, certificates),
         f"{name_without_number(given.writer)} {replication}",
@@ -150,8 +146,8 @@ class _Server:
         """Serves until SIGINT or SIGTERM."""
         from streams.replication.transport.http_server import HttpServer  # noqa: PLC0415 - loads the reactor
 
-        body_limit = stream_settings().http_body_limit_bytes
-        self._http = HttpServer(application, listener, self._start, self._end, body_limit)
+        body_limit, unanswered = stream_settings().http_body_limit_bytes, self._listener.limits.unanswered_seconds
+        self._http = HttpServer(application, listener, self._start, self._end, body_limit, unanswered)
         self._http.run()
 
     async def run_alone(self) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from tests.support.waiting import DEADLINE_SECONDS
 
-__all__ = ["Probe", "connect", "drain", "head", "memory", "status_of", "statuses"]
+__all__ = ["Probe", "connect", "drain", "head", "memory", "read_slowly", "status_of", "statuses"]
 
 STATIC = "/static/unfold/css/styles.css"
 """A third of a megabyte."""
@@ -52,6 +52,14 @@ def status_of(port: int, path: str = "/health/live", seconds: float = 60.0, more
         words = made.recv(200).split(b" ", 2)
         return int(words[1]) if len(words) > 1 else 0
     return 0
+
+
+def read_slowly(made: socket.socket, seconds: float) -> None:
+    """Takes 20 kB a second. Raises if the connection ends meanwhile."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert made.recv(2_000)
+        time.sleep(0.1)
 
 
 def memory(process: int) -> int:

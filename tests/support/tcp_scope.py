@@ -44,7 +44,7 @@ class MemoryTransport:
         """Sets ``is_known``, by which a test can check that the application called this method."""
         self.is_known = True
 
-    def write(self, data: bytes, lines: int | None = None) -> None:
+    def write(self, data: bytes | memoryview, lines: int | None = None) -> None:
         """Sends bytes to the simulated client. Does nothing if the connection is closing."""
         if not self.is_closing:
             self.waiting += data

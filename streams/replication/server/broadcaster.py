@@ -17,8 +17,9 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from streams import registry
@@ -332,13 +333,14 @@ class Broadcaster:
 
         Returns the number of clients that were left out, because too much waits for them.
         """
-        senders = {line.sender for line in lines}
         all_wanting = [client for client in self.clients.values() if wants(client)]
-        wanting = [client for client in all_wanting if client.buffered_bytes <= RELAY_BYTES]
-        self._write_lines(lines, [client for client in wanting if client not in senders])
-        for client in wanting:
-            if client in senders:
-                self._write_lines([line for line in lines if line.sender is not client], [client])
+        wanting = {client for client in all_wanting if client.buffered_bytes <= RELAY_BYTES}
+        senders = [line.sender for line in lines]
+        data = b"".join([line.data for line in lines])
+        self._write(data, Counter(line.word for line in lines), wanting, senders)
+        for line, sender in zip(lines, senders, strict=True):
+            if sender in wanting and sender.is_open:  # `_write` has counted it for its sender, too
+                self.counts.add_sent(sender.label, Counter({line.word: -1}))
         return len(all_wanting) - len(wanting)
 
     def positions(self) -> dict[str, dict[str, int]]:
@@ -391,16 +393,23 @@ class Broadcaster:
         words = Counter({RData.WORD: rows, Position.WORD: sum(piece.lines for piece in pieces) - rows})
         self._write(b"".join([piece.data for piece in pieces]), words, clients)
 
-    def _write_lines(self, lines: Sequence[RelayedLine], clients: list[ReplicationClient]) -> None:
-        self._write(b"".join([line.data for line in lines]), Counter(line.word for line in lines), clients)
-
-    def _write(self, data: bytes, words: Counter[str], clients: list[ReplicationClient]) -> None:
-        now, lines = time.monotonic(), words.total()
+    def _write(
+        self,
+        data: bytes,
+        words: Counter[str],
+        clients: Collection[ReplicationClient],
+        senders: Iterable[ReplicationClient | None] = (),
+    ) -> None:
+        # ``senders`` are those of the lines in ``data``: no client gets its own lines.
+        now, lines, rest = time.monotonic(), words.total(), iter(senders)
         for label, number in Counter(client.label for client in clients if client.is_open).items() if lines else ():
             self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
         for piece, number in _pieces_of(data, lines):
+            whole: list[tuple[bytes | memoryview, int]] = [(piece, number)]
+            parts = _without_own(piece, islice(rest, number))
             for client in clients:
-                client.write_shared(piece, number, now)
+                for part, of_part in parts.get(client, whole):
+                    client.write_shared(part, of_part, now)
         self._unchecked_bytes += len(data)
         if self._unchecked_bytes > CHECK_EVERY_BYTES:
             self._cut_slow_clients(now)
@@ -626,6 +635,26 @@ def _pieces_of(data: bytes, lines: int) -> Iterator[tuple[bytes, int]]:
         yield data[begin:end], number
         begin, lines = end, lines - number
     yield data[begin:], lines
+
+
+def _without_own(
+    piece: bytes, senders: Iterable[ReplicationClient | None]
+) -> dict[ReplicationClient | None, list[tuple[bytes | memoryview, int]]]:
+    """Returns what lies between the lines of each sender in ``piece``, as parts of it, each with its number of lines.
+
+    It takes a time for each line: to join the other lines for each sender took half a second for 2,000 lines of 2,000 senders.
+    """
+    view, end, number = memoryview(piece), 0, 0
+    found: dict[ReplicationClient | None, list[tuple[bytes | memoryview, int]]] = {}
+    behind: dict[ReplicationClient | None, tuple[int, int]] = {}
+    for sender in senders:
+        begin, first = behind.get(sender, (0, 0))
+        found.setdefault(sender, []).append((view[begin:end], number - first))
+        end, number = piece.index(b"\n", end) + 1, number + 1
+        behind[sender] = end, number
+    for sender, (begin, first) in behind.items():
+        found[sender].append((view[begin:], number - first))
+    return found
 
 
 def _sent_to(client: ReplicationClient, positions: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:

@@ -11,7 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import daphne.server  # noqa: F401 - first: it installs the reactor, and what follows would install another
 from daphne.http_protocol import HTTPFactory, WebRequest
@@ -21,6 +21,7 @@ from twisted.internet import defer, reactor
 from twisted.internet.protocol import connectionDone
 from twisted.web import http
 
+from streams.replication.transport.kernel_buffers import end_unanswered
 from streams.replication.transport.last_connections import drop_handshakes, is_queued
 from streams.replication.transport.tcp_scope import Application
 from streams.runtime.logs import get_logger
@@ -34,6 +35,8 @@ ACCEPT_SECONDS = 0.01
 SETTLE_SECONDS = 2.0
 #: The time, at an orderly end, for requests that have arrived to be answered.
 FINISH_SECONDS = 10.0
+#: The time, at an orderly end, for applications to notice that the clients of their requests are gone.
+DISCONNECT_SECONDS = 0.2
 #: The least bytes that a piece of a body counts against the limit, so that a body of single bytes reaches it early.
 _PIECE_BYTES = 64
 #: The most steps in which Python decodes the escapes of a request's cookies: for each value, its length times its
@@ -57,6 +60,7 @@ class HttpServer(DaphneServer):
         start: Callable[[], Awaitable[None]],
         end: Callable[[], Awaitable[None]],
         body_limit_bytes: int = StreamSettings().http_body_limit_bytes,
+        unanswered_seconds: float = 2 * StreamSettings().send_stall_limit_seconds,
     ) -> None:
         super().__init__(
             application,
@@ -69,6 +73,7 @@ class HttpServer(DaphneServer):
         self.refused: Counter[str] = Counter()
         self.body_limit_bytes = body_limit_bytes
         self.channels: set[_Channel] = set()
+        self._unanswered_seconds = unanswered_seconds
         self._listener = listener
         self._start_all, self._end_all = start, end
         self._failure: BaseException | None = None
@@ -86,6 +91,14 @@ class HttpServer(DaphneServer):
         self._port = posix.adoptStreamPort(self._listener.fileno(), self._listener.family, _Factory(self))
         self._listener.close()  # the reactor has a copy
         self._beginning = asyncio.ensure_future(self._start(), loop=twisted_loop)
+        # daphne keeps what a browser does not take, up to some megabytes for each, also when its answer has ended.
+        watch = end_unanswered(self._unanswered_seconds, self._descriptors, _Channel.forceAbortClient)
+        self._watch = asyncio.ensure_future(watch, loop=twisted_loop)
+
+    def _descriptors(self) -> dict[_Channel, int]:
+        # A reverse proxy at a socket file ends its own clients, and the kernel does not tell what it has taken.
+        is_tcp = self._listener.family != socket.AF_UNIX
+        return {one: cast(Any, one.transport).fileno() for one in self.channels} if is_tcp else {}
 
     async def _start(self) -> None:
         try:
@@ -117,11 +130,19 @@ class HttpServer(DaphneServer):
             await asyncio.sleep(0.01)
 
     async def cancel_requests(self) -> None:
-        """Cancels the applications of all requests that are still open."""
-        running = [d["application_instance"] for d in self.connections.values() if "application_instance" in d]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        """Ends the applications of all open requests: as if their clients had gone, and then by cancelling them."""
+        # Django ends what it has begun for a client that is gone. A call that is cancelled before leaves its tasks behind, which
+        # go on without the request's thread, and write tracebacks.
+        running = []
+        for request, details in list(self.connections.items()):
+            if "application_instance" in details:
+                running.append(details["application_instance"])
+                request.send_disconnect()
+        if running:
+            _, pending = await asyncio.wait(running, timeout=DISCONNECT_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 class _Channel(http.HTTPChannel):

@@ -1,12 +1,22 @@
-"""Numbers of bytes in the kernel's buffers of a connection. On systems other than Linux these numbers are always 0."""
+"""Numbers of bytes in the kernel's buffers of a connection, and the end of bytes that nobody takes.
+
+On systems other than Linux these numbers are always 0.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import fcntl
+import os
 import socket
 import sys
 import termios
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+C = TypeVar("C")
 _NOTHING = bytes(4)
 
 
@@ -27,8 +37,37 @@ def _ask(descriptor: int, question: int) -> int:
         return 0
 
 
-def end_unanswered(listener: socket.socket, seconds: float) -> None:
-    """Makes the kernel end a connection of ``listener`` whose other end acknowledges nothing, or takes nothing, for this time."""
-    # Accepted sockets inherit the option.
-    limit_ms = min(round(seconds * 1000), 2**31 - 1)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(limit_ms, 1))
+def bound_the_rest(descriptor: int, seconds: float) -> None:
+    """Makes the kernel forget what waits for the other end of a connection that is being closed, after this time.
+
+    The kernel counts from the first closed window, also while the other end takes what fits in a small buffer. So an open
+    connection must not have this limit; `end_unanswered` is for those.
+    """
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as made:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(round(min(seconds * 1000, 2**31 - 1)), 1))
+
+
+async def end_unanswered(
+    seconds: float, connections: Callable[[], Mapping[C, int]], abort: Callable[[C], None]
+) -> None:
+    """Calls ``abort`` for each connection whose other end acknowledges nothing, or takes nothing, for this time. Never returns.
+
+    ``connections`` returns the open connections with their descriptors. The time may be longer by a quarter.
+    """
+    since: dict[C, tuple[int, float]] = {}
+    while True:
+        await asyncio.sleep(seconds / 4)
+        now, before = time.monotonic(), since
+        since = {}
+        for one, descriptor in connections().items():
+            if kernel_bytes(descriptor)[0]:
+                count, at = before.get(one, (-1, now))
+                since[one] = (count, at) if count == (new := _acknowledged(descriptor)) else (new, now)
+                if now >= since[one][1] + seconds:
+                    abort(one)
+
+
+def _acknowledged(descriptor: int) -> int:
+    # The count of unsent bytes alone does not tell: it grows by what is written meanwhile.
+    with socket.socket(fileno=os.dup(descriptor)) as made:
+        return int.from_bytes(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)[120:], sys.byteorder)

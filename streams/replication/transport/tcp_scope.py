@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import ssl
 import time
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from streams.replication.protocol.access import Access, AllowedTransport
-from streams.replication.transport.kernel_buffers import end_unanswered, kernel_bytes
+from streams.replication.transport.kernel_buffers import bound_the_rest, end_unanswered, kernel_bytes
 from streams.replication.transport.tcp_places import TcpPlaces
 from streams.replication.transport.tls import (
     HANDSHAKE,
@@ -81,9 +82,12 @@ class TcpConnection(asyncio.Protocol):
     All methods must be called on the event loop. `write` never blocks, so the application must watch `buffered_bytes`.
     """
 
-    def __init__(self, places: TcpPlaces, admission: asyncio.Task[Any] | None = None) -> None:
+    def __init__(
+        self, places: TcpPlaces, admission: asyncio.Task[Any] | None = None, unanswered_seconds: float = math.inf
+    ) -> None:
         self._places = places
         self._admission = admission
+        self._unanswered_seconds = unanswered_seconds
         self._transport: asyncio.Transport | None = None
         self._input: deque[Message] = deque()
         self._input_bytes = 0
@@ -92,7 +96,7 @@ class TcpConnection(asyncio.Protocol):
         self._paused_reading = False
         #: Pieces that the transport has not received yet, and the number of line ends in each. Two deques: a tuple for each piece
         #: and connection would take more memory than the pieces, which many connections share.
-        self._output: deque[bytes] = deque()
+        self._output: deque[bytes | memoryview] = deque()
         self._output_lines: deque[int] = deque()
         self._output_bytes = self._waiting_lines = 0
         self._can_write = True
@@ -112,7 +116,7 @@ class TcpConnection(asyncio.Protocol):
         """
         self._places.know(self)
 
-    def write(self, data: bytes, lines: int | None = None) -> None:
+    def write(self, data: bytes | memoryview, lines: int | None = None) -> None:
         """Sends ``data`` after all earlier bytes. Does nothing if the connection is closing.
 
         ``lines`` is the number of line ends in ``data``, for a caller that knows it: they are not counted then.
@@ -125,7 +129,7 @@ class TcpConnection(asyncio.Protocol):
         # The piece is kept as a reference. The transport would copy the piece for each connection.
         self._output.append(data)
         self._output_bytes += len(data)
-        self._output_lines.append(data.count(b"\n") if lines is None else lines)
+        self._output_lines.append(bytes(data).count(b"\n") if lines is None else lines)
         self._waiting_lines += self._output_lines[-1]
 
     @property
@@ -146,8 +150,13 @@ class TcpConnection(asyncio.Protocol):
 
         Both counts are 0 on systems that do not report them.
         """
+        return kernel_bytes(self.descriptor)
+
+    @property
+    def descriptor(self) -> int:
+        """Returns the descriptor of the socket; -1 while there is none."""
         made = self._transport.get_extra_info("socket") if self._transport is not None else None
-        return kernel_bytes(made.fileno()) if made is not None else (0, 0)
+        return made.fileno() if made is not None else -1
 
     def drop_waiting(self) -> int:
         """Drops the pieces of output that the transport has not received yet. Returns the number of dropped bytes.
@@ -161,12 +170,14 @@ class TcpConnection(asyncio.Protocol):
 
     def close(self) -> None:
         self._is_closing = True
+        bound_the_rest(self.descriptor, self._unanswered_seconds)
         if self._transport is not None and not self._output:
             self._transport.close()
 
     def abort(self) -> None:
         """Closes the connection at once. Unsent bytes are lost."""
         self._is_closing = True
+        bound_the_rest(self.descriptor, self._unanswered_seconds)
         self.drop_waiting()
         if self._transport is not None:
             self._transport.abort()
@@ -296,7 +307,7 @@ class ListenerLimits:
     """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
     handshake_seconds: float = StreamSettings().handshake_limit_seconds
     unanswered_seconds: float = 2 * StreamSettings().send_stall_limit_seconds
-    """Time after which the kernel ends a connection whose other end acknowledges nothing, or takes nothing."""
+    """Time after which a connection ends whose other end acknowledges nothing, or takes nothing."""
 
 
 class _Refused(Exception):
@@ -325,13 +336,13 @@ class TcpListener:
         self.refusals: Counter[str] = Counter()
         self._application = application
         self._sockets = tuple(sockets)
-        self._limits = limits or ListenerLimits()
+        self.limits = limits or ListenerLimits()
         self._access = access or Access(has_tls=certificates is not None)
         self._certificates = cast(Certificates, certificates)  # used only where `access` allows TLS
-        self._places = TcpPlaces(self._limits.connections, self._limits.of_address)
+        self._places = TcpPlaces(self.limits.connections, self.limits.of_address)
         self._unfinished = TcpPlaces(UNFINISHED_HANDSHAKES)
         self._beginning = asyncio.Semaphore(BEGINNING_HANDSHAKES)
-        self._accepting: list[asyncio.Task[None]] = []
+        self._running: list[asyncio.Task[None]] = []
         self._attending: set[asyncio.Task[None]] = set()
         self._logged: dict[Refusal, float] = {}
 
@@ -340,18 +351,21 @@ class TcpListener:
         return len(self._places)
 
     def start(self) -> None:
+        for listener in self._sockets:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         # Of a host that vanished nothing comes, and the few bytes that are sent to it would wait in the kernel for a
         # quarter of an hour.
-        for listener in self._sockets:
-            end_unanswered(listener, self._limits.unanswered_seconds)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        self._accepting = [asyncio.ensure_future(self._accept(listener)) for listener in self._sockets]
+        watch = end_unanswered(self.limits.unanswered_seconds, self._descriptors, TcpConnection.abort)
+        self._running = [asyncio.ensure_future(work) for work in (watch, *map(self._accept, self._sockets))]
+
+    def _descriptors(self) -> dict[TcpConnection, int]:
+        return {one: one.descriptor for one in self._places if isinstance(one, TcpConnection)}
 
     async def stop(self) -> None:
         """Accepts no more connections, and closes the sockets."""
-        for task in self._accepting:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         for listener in self._sockets:
             listener.close()
 
@@ -387,7 +401,7 @@ class TcpListener:
             await asyncio.sleep(0)
 
     async def _attend(self, made: socket.socket, host: str) -> None:
-        connection = TcpConnection(self._places, asyncio.current_task())
+        connection = TcpConnection(self._places, asyncio.current_task(), self.limits.unanswered_seconds)
         try:
             try:
                 if is_tls := await self._begins_tls(made, connection, host):
@@ -434,7 +448,7 @@ class TcpListener:
         is_either, first = allowed is AllowedTransport.EITHER, b""
         try:
             try:
-                async with asyncio.timeout(FIRST_BYTE_SECONDS if is_either else self._limits.handshake_seconds):
+                async with asyncio.timeout(FIRST_BYTE_SECONDS if is_either else self.limits.handshake_seconds):
                     first = await _peek(made, 1)
             except TimeoutError:
                 # The byte may be there: after a long iteration of the event loop both are noticed in the next one.
@@ -447,7 +461,7 @@ class TcpListener:
                     return False
                 raise self._refuse(Refusal.NOT_TLS, host, _NEEDS_TLS)
             # Handshakes begin with the whole first record: a client that sends it in pieces costs nothing until then.
-            async with asyncio.timeout(self._limits.handshake_seconds):
+            async with asyncio.timeout(self.limits.handshake_seconds):
                 head = await _peek(made, RECORD_HEAD_BYTES)
                 length = RECORD_HEAD_BYTES + min(int.from_bytes(head[-2:]), _RECORD_BYTES)
                 if len(head) == RECORD_HEAD_BYTES and len(await _peek(made, length)) == length:
@@ -472,7 +486,7 @@ class TcpListener:
             HANDSHAKE.set(Handshake(beginning.close, fail, connection.end_turn))
             self._unfinished.enter(connection, host)
             try:
-                async with asyncio.timeout(self._limits.handshake_seconds) as limit:
+                async with asyncio.timeout(self.limits.handshake_seconds) as limit:
                     context = self._certificates.context()
                     await loop.connect_accepted_socket(lambda: connection, made, ssl=context)
             except OSError as error:  # among them TimeoutError

@@ -25,7 +25,7 @@ from streams.replication.server.broadcaster import ANSWER_AGAIN_SECONDS, MOST_LO
 from tests.support.appending import MODULE
 from tests.support.asked_process import asked_process
 from tests.support.cookies import session_cookie
-from tests.support.floods import STATIC, Probe, connect, drain, head, memory, status_of, statuses
+from tests.support.floods import STATIC, Probe, connect, drain, head, memory, read_slowly, status_of, statuses
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports
 from tests.support.writing import append, sessions, waiting_queries
@@ -78,6 +78,16 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
         assert deaf.recv(20).startswith(b"HTTP/1.1 200 ")
         ours, connections = deaf.getsockname()[1], psutil.Process(site.id).net_connections
         wait_until(lambda: ours not in {one.raddr.port for one in connections("tcp") if one.raddr})
+
+
+def test_a_client_that_reads_a_little_at_a_time_stays(start_site):
+    """The kernel counts its time from the first closed window, also while the other end takes what fits in a small buffer."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
+    cookie = session_cookie(User.objects.create_superuser("slow"))
+    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
+    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
+    with connect(site.port, said, takes=4096) as slow:
+        read_slowly(slow, seconds=6.0)
 
 
 # --- requests that do not come --------------------------------------------------------------------------------------

@@ -113,3 +113,22 @@ def test_nobody_who_connects_while_it_ends_is_reset(server):
     for thread in threads:
         thread.join(DEADLINE_SECONDS)
     assert set(seen) == {"HTTP/1.1 200 OK", "refused"}
+
+
+def test_requests_that_are_cut_leave_nothing_behind_that_complains():
+    """Tasks of Django went on without the thread of their request, each with a traceback."""
+    command = [sys.executable, "-m", "tests.support.small_server", "slow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        port = port_of(server)
+        clients = [connect(port) for _ in range(5)]
+        for client in clients:
+            client.sendall(REQUEST)
+        for _ in clients:
+            assert server.stdout.readline() == b"began\n"
+        server.terminate()
+        _, words = server.communicate(timeout=DEADLINE_SECONDS)
+        for client in clients:
+            client.close()
+    assert server.returncode == 0
+    assert b"requests_cut" in words
+    assert b"Traceback" not in words, words.decode()

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from django.test import Client
+from asgiref.sync import async_to_sync
+from django.test import AsyncClient, Client
 
 from replsite import health
 from replsite.live_rows.shared import SHARED
@@ -41,9 +42,31 @@ def test_health_and_metrics_name_who_locks_the_positions(locker: int, client: Cl
     assert public["sentence"].startswith("positions: ") and str(locker) not in str(public)
 
 
-@pytest.mark.parametrize("path", ["/admin/live/", "/admin/live/data/", "/admin/facts/"])
+POSITIONS = "/admin/streams/streamposition/"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/admin/live/",
+        "/admin/live/data/",
+        "/admin/facts/",
+        POSITIONS,
+        f"{POSITIONS}?format=csv",
+        f"{POSITIONS}1/change/",
+    ],
+)
 def test_pages_name_who_locks_the_positions(locker: int, admin_client: Client, path: str):
     answer = admin_client.get(path, headers={"accept": "text/html"})
+    assert answer.status_code == 503
+    assert f"is locked by database session {locker} of role " in answer.content.decode()
+
+
+@pytest.mark.parametrize("path", ["stream/?stream=caches", "stream/?stream=caches&offset=now", "events/?stream=caches"])
+def test_streams_for_browsers_name_who_locks_the_positions(locker: int, admin_client: Client, path: str):
+    made = AsyncClient()
+    made.cookies = admin_client.cookies
+    answer = async_to_sync(made.get)(f"/admin/facts/{path}")
     assert answer.status_code == 503
     assert f"is locked by database session {locker} of role " in answer.content.decode()
 

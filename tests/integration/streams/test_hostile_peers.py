@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from streams.models import Reader, WireCount
+from tests.support.floods import connect, read_slowly
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import WireClient, positioned, ready_ports
 from tests.support.writing import append, fact, stream
@@ -143,6 +144,16 @@ def test_a_peer_that_takes_nothing_is_let_go_however_little_waits(start_manage):
         stream().append(*(fact("x" * 8_000) for _ in range(10)))
         wait_until(lambda: deaf.getsockname()[1] not in ports_of_clients(server))
     closed("peer closed")
+    server.is_well()
+
+
+def test_a_peer_that_reads_a_little_at_a_time_stays(start_manage):
+    """The kernel counts its time from the first closed window, also while the other end takes what fits in a small buffer."""
+    server = Server(start_manage, REPLSITE_SEND_STALL_LIMIT_SECONDS="1", REPLSITE_SEND_BUFFER_LIMIT_BYTES="16000000")
+    with connect(server.port, b"REPLICATE\n", takes=4096) as slow:
+        wait_until(Reader.objects.exists)
+        stream().append(*(fact("x" * 8_000) for _ in range(40)))
+        read_slowly(slow, seconds=6.0)
     server.is_well()
 
 

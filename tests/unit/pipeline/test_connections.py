@@ -39,6 +39,28 @@ def test_options_that_were_given_stay(opened, monkeypatch, given, environment):
     assert parse_dsn(opened[0])["options"].startswith("-c search_path=x -c standard_conforming_strings=on ")
 
 
+SEVERAL = "postgresql://u@a,b/db"
+
+
+@pytest.mark.parametrize(
+    "dsn", [SEVERAL, f"{SEVERAL}?target_session_attrs=prefer-standby", "hostaddr=10.0.0.1,10.0.0.2", ""]
+)
+@pytest.mark.parametrize("open_it", [connections.connect, connections.connect_arrow])
+def test_any_of_several_servers_is_refused(opened, monkeypatch, dsn, open_it):
+    """Positions of one standby and rows of another, which was behind: facts were passed over in silence."""
+    if not dsn:
+        monkeypatch.setenv("PGHOST", "a,b")
+    with pytest.raises(UnusableArguments, match="several hosts"):
+        open_it(dsn, "me")
+    assert opened == []
+
+
+@pytest.mark.parametrize("attributes", ["primary", "read-write"])
+def test_the_primary_of_several_servers_may_be_meant(opened, attributes):
+    connections.connect(f"{SEVERAL}?target_session_attrs={attributes}", "me")
+    assert parse_dsn(opened[0])["host"] == "a,b"
+
+
 def test_a_string_that_cannot_be_read_is_not_repeated(opened):
     with pytest.raises(UnusableArguments) as refused:
         connections.connect("postgresql://u:Wonder5-land@h:x y/db?nonsense", "me")

@@ -116,6 +116,37 @@ def test_much_is_written_in_pieces_of_whole_lines_that_all_clients_share(broadca
         assert len(piece) <= PIECE_BYTES or number == 1
 
 
+def test_what_all_say_at_once_is_looked_at_once(broadcaster):
+    """For each sender all lines were gone through: half a second for a line of each of 2,000."""
+    asked = Counter()
+
+    class Line:
+        word = "REMOTE_SERVER_UP"
+
+        def __init__(self, number: int, sender: FakePeer) -> None:
+            self.number, self._sender = number, sender
+
+        @property
+        def data(self) -> bytes:
+            asked["data"] += 1
+            return f"{self.number}\n".encode()
+
+        @property
+        def sender(self) -> FakePeer:
+            asked["sender"] += 1
+            return self._sender
+
+    crowd = broadcaster.clients = {str(number): FakePeer() for number in range(50)}
+    peers = [*crowd.values(), *crowd.values(), broadcaster.clients["7"], broadcaster.clients["7"]]
+    lines = [Line(number, peer) for number, peer in enumerate(peers)]
+    broadcaster.relay(lines)
+    assert max(asked.values()) <= 3 * len(lines)
+    for peer in crowd.values():
+        assert peer.heard.split() == [b"%d" % number for number, sender in enumerate(peers) if sender is not peer]
+        assert sum(number for _, number in peer.pieces) == peer.heard.count(b"\n")
+    assert broadcaster.counts.sent == {"REMOTE_SERVER_UP other": len(lines) * 49}
+
+
 async def test_a_write_that_takes_long_is_followed_by_a_longer_pause(relay, broadcaster, monkeypatch):
     """With five thousand followers a write takes a while, and what clients say to others may not take all of the time."""
     writes = []
