@@ -103,6 +103,8 @@ class GroupBuilder:
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
             number = self._add(self._copy(base), changes)
+            if number is None:  # the copy stands on a group further down, and is at a bound itself
+                number = self._add(self._copy_in_full(base), changes)
         if number is not None:
             return number
         state = {**self.expand(base), **changes}
@@ -325,10 +327,15 @@ class GroupBuilder:
 
     def _copy(self, base: int) -> int:
         if base not in self._copies:
-            copy = self._copy_further_down(base)
-            copy = self._copies[base] = self.add_full(self.expand(base)) if copy is None else copy
-            self._originals[copy] = base
+            if (copy := self._copy_further_down(base)) is None:
+                return self._copy_in_full(base)
+            self._copies[base], self._originals[copy] = copy, base
         return self._copies[base]
+
+    def _copy_in_full(self, base: int) -> int:
+        copy = self._copies[base] = self.add_full(self.expand(base))
+        self._originals[copy] = base
+        return copy
 
     def _copy_further_down(self, base: int) -> int | None:
         # Otherwise each event on a branch of a branch, twenty deep, would store all entries of a large room.

@@ -203,6 +203,22 @@ def test_stored_group_with_too_many_hops_is_copied_on_one_further_down():
     assert builder.changes_between(new, other) == {A: ("2", "1"), B: ("1", "2"), C: ("1", None)}
 
 
+@pytest.mark.parametrize(("hops", "rows"), [(HOPS_LIMIT - 1, 20), (2, int(ROWS_PER_KEY_LIMIT * 22) + SPARE_ROWS - 2)])
+def test_copy_on_which_nothing_more_fits_is_stored_in_full(hops, rows):
+    """The state before each state event is that of the group below, also of those that find the copy at a bound."""
+    entries = {("m.room.member", str(number)): "$" for number in range(20)}
+    state = {**entries, A: "1", B: "1"}
+    builder = GroupBuilder(lambda number: below if number == base else None)
+    below = builder.adopt(StoredGroup(entries, hops, 20, rows, False))
+    base = builder.adopt(StoredGroup(state, HOPS_LIMIT, 22, 25, False))
+    forks = [builder.add(base, {A: str(fork)}) for fork in range(2, 6)]
+    assert [builder.expand(builder.step(fork)[0]) for fork in forks] == [state] * 4
+    assert [builder.step(fork)[1] for fork in forks] == [{A: str(fork)} for fork in range(2, 6)]
+    assert [builder.expand(fork)[A] for fork in forks] == ["2", "3", "4", "5"]
+    assert sum(len(builder.step(number)[1]) for number in range(base + 1, len(builder))) <= 2 + 22 + 4
+    assert builder.changes_between(base, forks[3]) == {A: ("1", "5")}
+
+
 def test_two_stored_groups_differ_by_their_states():
     builder, one = adopted({A: "1", B: "1"})
     other = builder.adopt(StoredGroup({A: "1", C: "2"}, 0, 2, 2, True))
