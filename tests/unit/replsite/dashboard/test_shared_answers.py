@@ -7,6 +7,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from django.db import OperationalError
@@ -16,6 +17,7 @@ from replsite.dashboard.fragments import _RIGHTS
 from replsite.dashboard.shared_answers import SharedAnswers
 from replsite.live_rows.shared import SharedSnapshot
 from tests.support.snapshots import a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
+from tests.support.waiting import DEADLINE_SECONDS
 
 EVERYTHING, NOTHING = frozenset(_RIGHTS), frozenset()
 
@@ -45,6 +47,8 @@ def content(answer):
 
 def test_many_viewers_share_one_look_and_one_rendering(monkeypatch):
     site, rendered = Site(), []
+    # Twenty threads may take longer to begin than a snapshot stays fresh.
+    monkeypatch.setattr(site.shared, "get", partial(site.shared.get, DEADLINE_SECONDS))
     render = shared_answers.render
     monkeypatch.setattr(shared_answers, "render", lambda *of, **more: rendered.append(of) or render(*of, **more))
     answers, begin = SharedAnswers(site.shared), threading.Barrier(20)
