@@ -144,18 +144,26 @@ def event_of_columns(columns: Sequence[Any], verdict: Sequence[Any] = ()) -> Par
 
 
 def parse_stored(
-    json: bytes, version: RoomVersion, event_id: str, verdict: Verdict, kept: dict[Any, Any]
+    json: bytes,
+    version: RoomVersion,
+    event_id: str,
+    verdict: Verdict,
+    kept: dict[Any, Any],
+    *,
+    unique_keys: bool = False,
 ) -> ParsedEvent:
     """Returns a stored event with its verdict.
 
-    Raises ``EventRefused`` and ``ValueError``.
+    Raises ``EventRefused`` and ``ValueError``. With ``unique_keys``, a key that occurs twice is always refused.
 
     ``json`` of the result is empty, or the redacted form that should replace the stored bytes. ``kept`` collects
     values, so that equal values of a room's events share one object.
     """
     if version.ids_are_hashes:
         try:
-            return _proven(json, version, event_id, verdict, kept.setdefault)
+            return _proven(
+                json, version, event_id, verdict, kept.setdefault, decode_event if unique_keys else decode_stored
+            )
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
@@ -168,9 +176,10 @@ def _proven(
     given_id: str,
     verdict: Verdict,
     share: Callable[[Any, Any], Any],
+    decode: Callable[[bytes], dict[str, Any] | None],
 ) -> ParsedEvent:
-    plain = decode_plain(json)
-    event = decode_stored(json) if plain is None else plain
+    plain = decode_plain(json)  # no key of a plain text occurs twice
+    event = decode(json) if plain is None else plain
     if event is None:
         raise ValueError("the bytes are damaged")
     _, room_id = _ids(event, version, True, given_id)

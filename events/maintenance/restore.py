@@ -31,7 +31,6 @@ from events.declarations import CACHE_NAME
 from events.errors import EventRefused, EventUnreadable, PositionsTaken, Reason
 from events.format.parsing import Verdict, parse_stored
 from events.format.redaction import may_redact
-from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
 from events.persist.rebuild_visibility import rebuild_visibility
@@ -178,7 +177,7 @@ def _add(rows: RoomRows, table: str, archived: Archived) -> None:
 
 
 def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: EventsRestored) -> None:
-    """Inserts events, and counts them in ``done``.
+    """Inserts events that ``without_misfits`` has returned, and counts them in ``done``.
 
     Raises ``PositionsTaken`` if another event has one of the stream positions. Appends a fact to the stream ``caches``,
     except for a ``whole`` room.
@@ -189,7 +188,7 @@ def restore_events(room: RestoredRoom, archived: Sequence[Archived], done: Event
         cursor.execute(_STORED, [ids, positions])
         stored = {event_id: columns for event_id, *columns in cursor.fetchall()}
         _check_positions(archived, stored)
-        new = [_without_misfit(event) for event in archived if event["event_id"] not in stored]
+        new = [event for event in archived if event["event_id"] not in stored]
         placed = [
             event
             for event in archived
@@ -294,17 +293,21 @@ def _is_live(event: Archived) -> bool:
     return event["stream_ordering"] > 0 and not event["soft_failed"] and event["rejected_reason"] is None
 
 
-def _without_misfit(event: Archived) -> Archived:
-    """Returns the event in its redacted form if its JSON does not match its content hash.
+def without_misfits(events: Iterable[Archived]) -> list[Archived]:
+    """Returns events as they may be stored: in their redacted form if their JSON does not match their content hash.
 
-    JSON of another event, or with a duplicate key, is left out.
+    JSON of another event, or with a duplicate key, is left out. Needs no database.
     """
+    return [_without_misfit(event) for event in events]
+
+
+def _without_misfit(event: Archived) -> Archived:
     json = event["json"]
     if json is None:
         return event
     try:
-        decode_event(json)  # ``parse_stored`` does not look for duplicate keys
-        kept = parse_stored(json, room_version(event["room_version"]), event["event_id"], _NO_VERDICT, {})
+        version = room_version(event["room_version"])
+        kept = parse_stored(json, version, event["event_id"], _NO_VERDICT, {}, unique_keys=True)
     except ValueError as error:
         if isinstance(error, EventRefused) and error.reason in _OF_ANOTHER_EVENT:
             return {**event, "json": None}

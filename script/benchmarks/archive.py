@@ -1,5 +1,6 @@
-"""Archive, restore and export of one large room beside a plain COPY of the same rows, by wall time and by CPU.
+"""Archive, restore, export, check and mend of one large room beside a plain COPY of its rows, by wall time and by CPU.
 
+The room has real hashes: a restore hashes each event, and of JSON that is damaged it would also look for the reason.
 The peer of an archive and of an export is COPY of the room's tables to files; that of a restore is COPY of these files into empty
 tables with the same indexes. An archive is read back and compared by digest before it counts, a restore checks every file and
 every place, an export brings rooms and days together: a ratio tells what that costs. Spark's start is not counted.
@@ -16,14 +17,19 @@ from typing import Any
 
 from django.db import connection
 
+from events.integrity.compare import EVERYTHING
+from events.integrity.repair import check_room
 from events.operations.purge_room import PurgeRoom
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
+from pipeline.importing import job
+from pipeline.importing.job import ImportOptions, import_history
 from pipeline.operations.archive import Archive
 from pipeline.operations.export import Export
 from pipeline.operations.restore import Restore
+from pipeline.operations.resync_and_room_mend import Resync
 from pipeline.spark.site_session import site_session
-from script.benchmarks.filled_room import fill_room
+from script.benchmarks.histories import make_history
 from script.benchmarks.import_once import Meter
 from script.benchmarks.report import Report
 from streams.jobs import throttle
@@ -35,6 +41,27 @@ EVENTS = int(os.environ.get("REPLSITE_BENCH_EVENTS") or 200_000)
 TABLES = (
     "events_event", "events_eventjson", "events_eventedge", "events_eventauth", "state_stategroup", "state_stategroupdelta",
 )  # fmt: skip
+
+
+_DAMAGE = "DELETE FROM events_eventedge WHERE hashtext(event_id) % 1000 = 0"
+
+
+def import_room() -> str:
+    """Imports a room in this process, and returns its ID."""
+    job.BYTES_IN_PROCESS = 2**40
+    with tempfile.TemporaryDirectory() as folder:
+        import_history(ImportOptions(make_history(Path(folder), [EVENTS], 1)), StringIO())
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")
+        cursor.execute("SELECT room_id FROM events_room")
+        ((room_id,),) = cursor.fetchall()
+    return str(room_id)
+
+
+def damage() -> None:
+    """Deletes some edges, one in a thousand."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DAMAGE)
 
 
 def copy_out(folder: Path) -> None:
@@ -69,10 +96,10 @@ def read_all(folder: Path) -> int:
 
 
 def main() -> None:
-    """Archive, delete, restore and export the room."""
-    report = Report("archive", f"archive, restore and export of {EVENTS} events beside COPY")
+    """Archive, delete, restore, check, mend and export the room."""
+    report = Report("archive", f"archive, restore, export, check and mend of {EVENTS} events beside COPY")
     throttle._REST = 0  # what is deleted in between is not measured
-    room_id, meter = fill_room(EVENTS), Meter()
+    room_id, meter = import_room(), Meter()
     use_instance("bench")
 
     def add(what: str, work: Callable[[], Any], peer: tuple[float, float, Any], note: Callable[[Any], str]) -> Any:
@@ -99,6 +126,16 @@ def main() -> None:
         run_job(PurgeRoom.name, {"room": room_id, "force": True}, stream=StringIO())
         add("restore", lambda: run_job(Restore.name, {"archive": made["folder"]}, stream=StringIO()), back,
             lambda found: f"{found['restored']:,} restored")  # fmt: skip
+        add(
+            "check",
+            lambda: check_room(room_id, "default"),
+            out,
+            lambda found: f"{sum(found.totals.values())} differences",
+        )
+        damage()
+        mend = {"what": EVERYTHING, "rooms": [room_id], "dry_run": False, "master": None}
+        add("mend", lambda: run_job(Resync.name, mend, stream=StringIO()), out,
+            lambda found: f"{sum(found['before'].values())} differences, {found['left']} left")  # fmt: skip
         with site_session("bench", "local[2]"):
 
             def export() -> Any:

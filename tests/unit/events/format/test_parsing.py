@@ -478,6 +478,17 @@ def test_stored_event_is_what_was_parsed_with_its_verdict(room):
         assert replace(found, content_hash_matches=True) == expected
 
 
+def test_a_stored_event_with_a_key_twice_is_refused_where_that_is_wanted():
+    parsed = parse_line(line())
+    twice = parsed.json.replace(b'"content":', b'"content":{},"content":', 1)
+    version, known = room_version("10"), parsed.event_id
+    assert parse_stored(twice, version, known, TOLD, {}).event_id == known
+    with pytest.raises(EventRefused) as refused:
+        parse_stored(twice, version, known, TOLD, {}, unique_keys=True)
+    assert refused.value.reason is Reason.DUPLICATE_KEY
+    assert parse_stored(parsed.json, version, known, TOLD, {}, unique_keys=True).event_id == known
+
+
 def test_stored_events_share_equal_values():
     kept, parsed = {}, parse_line(line())
     one, other = (
