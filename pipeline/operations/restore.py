@@ -49,7 +49,6 @@ from streams.jobs.arguments import JSON, Argument, Type
 from streams.jobs.job_run import Count, JobRun
 from streams.jobs.operation import Operation, Words, operation
 from streams.jobs.throttle import throttled
-from streams.runtime.batches import made_ahead
 
 __all__ = ["Restore"]
 
@@ -250,8 +249,7 @@ class _Restore:
 
         If the room is gone, these transactions are savepoints of one outer transaction.
         """
-        # To check the hashes of a batch takes as long as to write it, so both are done at the same time.
-        for events in made_ahead(map(without_misfits, self._batches("event"))):
+        for events in map(without_misfits, self._batches("event")):
             restore_events(room, events, self._done)
             count.add(len(events))
             yield

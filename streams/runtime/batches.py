@@ -1,10 +1,8 @@
-"""Divides work into batches of bounded size, and makes batches ahead of their use (pure)."""
+"""Divides work into batches of bounded size (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
@@ -27,15 +25,3 @@ def bounded_batches(
         size += size_of(item)
     if batch:
         yield batch
-
-
-def made_ahead(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Yields the items in their order. While the caller uses an item, another thread makes the next one.
-
-    An error of an item is raised where the item would be yielded.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(list, islice(items, 1))
-        while item := coming.result():
-            coming = pool.submit(list, islice(items, 1))
-            yield item[0]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.runtime.batches import bounded_batches, made_ahead
+from streams.runtime.batches import bounded_batches
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 40), st.integers(1, 10))
@@ -22,24 +19,3 @@ def test_batches_keep_the_order_and_are_bounded(sizes, most, most_items):
 
 def test_an_item_beyond_the_limit_is_alone():
     assert list(bounded_batches([2, 100, 3, 4], lambda item: item, 10)) == [[2], [100], [3, 4]]
-
-
-def test_the_next_item_is_made_in_another_thread_while_one_is_used():
-    second = threading.Event()
-
-    def items():
-        yield 1
-        second.set()
-        yield 2
-        raise ValueError("the third cannot be made")
-
-    found = made_ahead(items())
-    assert next(found) == 1 and second.wait(60)
-    assert next(found) == 2
-    with pytest.raises(ValueError, match="third"):
-        next(found)
-
-
-def test_made_ahead_keeps_all_items_whatever_they_are():
-    items = [None, False, 0, [], 1]
-    assert list(made_ahead(iter(items))) == items and list(made_ahead(iter([]))) == []
