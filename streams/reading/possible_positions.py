@@ -117,16 +117,16 @@ def possible_positions(
 
 
 def have_gone_back(known: Mapping[str, Mapping[str, At]], found: Mapping[str, Mapping[str, At]]) -> bool:
-    """Returns true if a position that was ``known`` is lower now, or is gone. ``found`` has what was read since of these streams.
+    """Returns true if a ``known`` position is lower in ``found``, what was read since, or if a stream has none any more.
 
     Then the database was restored without a loss of the connection, or the stream was repaired. Streams that can restart at 0
-    do not count.
+    do not count. The row of one writer among others may be gone, because somebody has deleted it.
     """
     return any(
-        (now := found.get(stream, {}).get(writer)) is None or now.position < at.position
+        not (rows := found.get(stream))
+        or any(writer in rows and rows[writer].position < at.position for writer, at in writers.items())
         for stream, writers in known.items()
-        if not may_restart(stream)
-        for writer, at in writers.items()
+        if writers and not may_restart(stream)
     )
 
 

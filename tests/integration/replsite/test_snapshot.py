@@ -356,7 +356,7 @@ def crowd(transactional_db, monkeypatch):
 
 
 def test_number_of_queries_does_not_depend_on_the_crowd(crowd, django_assert_max_num_queries):
-    with django_assert_max_num_queries(31):
+    with django_assert_max_num_queries(32):
         snapshot = read_snapshot()
     assert (len(snapshot.streams), len(snapshot.readers)) == (STREAMS, READERS)
     assert sum(len(stream.writers) for stream in snapshot.streams) == STREAMS * WRITERS
