@@ -116,7 +116,7 @@ def possible_positions(
     }
 
 
-def have_gone_back(known: Mapping[str, Mapping[str, At]], found: Mapping[str, Mapping[str, At]]) -> bool:
+def went_back(known: Mapping[str, Mapping[str, At]], found: Mapping[str, Mapping[str, At]]) -> bool:
     """Returns true if a ``known`` position is lower in ``found``, what was read since, or if a stream has none any more.
 
     Then the database was restored without a loss of the connection, or the stream was repaired. Streams that can restart at 0

@@ -25,7 +25,7 @@ from streams import epochs
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.reading.position_notifications import PositionListener
-from streams.reading.possible_positions import LOCK_SECONDS, have_gone_back, may_restart, possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, may_restart, possible_positions, went_back
 from streams.reading.rows import StoredPosition
 
 START_SECONDS = 10.0
@@ -264,7 +264,7 @@ class PositionWatcher(PositionListener):
 
     def _read(self, cursor: Any, streams: Collection[str] | None) -> Found:
         found = possible_positions(cursor, None if streams is None else sorted(streams), self._known, reads_often=True)
-        if have_gone_back({name: at for name, at in self._known.items() if streams is None or name in streams}, found):
+        if went_back({name: at for name, at in self._known.items() if streams is None or name in streams}, found):
             self._restored()
         self._known = {**({} if streams is None else self._known), **found}
         return found

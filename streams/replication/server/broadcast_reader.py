@@ -22,7 +22,7 @@ from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.holds.look import locked_streams
 from streams.reading import watcher
-from streams.reading.possible_positions import LOCK_SECONDS, have_gone_back, possible_positions
+from streams.reading.possible_positions import LOCK_SECONDS, possible_positions, went_back
 from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import (
@@ -151,7 +151,7 @@ class BroadcastReader:
         self._check_epoch(cursor)
         found = possible_positions(cursor, None if only is None else sorted(only), self._known, reads_often=True)
         known = {name: at for name, at in self._known.items() if only is None or name in only}
-        back = {name for name, at in known.items() if have_gone_back({name: at}, found)}
+        back = {name for name, at in known.items() if went_back({name: at}, found)}
         # What went back is not learned, so that the epoch is read at each call until it has begun.
         self._known.update({name: at for name, at in found.items() if name not in back})
         if back:

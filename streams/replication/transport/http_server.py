@@ -98,7 +98,7 @@ class HttpServer(DaphneServer):
     def _descriptors(self) -> dict[_Channel, int]:
         # A reverse proxy at a socket file ends its own clients, and the kernel does not tell what it has taken.
         is_tcp = self._listener.family != socket.AF_UNIX
-        return {one: cast(Any, one.transport).fileno() for one in self.channels} if is_tcp else {}
+        return {channel: cast(Any, channel.transport).fileno() for channel in self.channels} if is_tcp else {}
 
     async def _start(self) -> None:
         try:

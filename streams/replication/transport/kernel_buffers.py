@@ -59,12 +59,12 @@ async def end_unanswered(
         await asyncio.sleep(seconds / 4)
         now, before = time.monotonic(), since
         since = {}
-        for one, descriptor in connections().items():
+        for connection, descriptor in connections().items():
             if kernel_bytes(descriptor)[0]:
-                count, at = before.get(one, (-1, now))
-                since[one] = (count, at) if count == (new := _acknowledged(descriptor)) else (new, now)
-                if now >= since[one][1] + seconds:
-                    abort(one)
+                count, at = before.get(connection, (-1, now))
+                since[connection] = (count, at) if count == (new := _acknowledged(descriptor)) else (new, now)
+                if now >= since[connection][1] + seconds:
+                    abort(connection)
 
 
 def _acknowledged(descriptor: int) -> int:

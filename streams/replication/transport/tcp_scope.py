@@ -359,7 +359,7 @@ class TcpListener:
         self._running = [asyncio.ensure_future(work) for work in (watch, *map(self._accept, self._sockets))]
 
     def _descriptors(self) -> dict[TcpConnection, int]:
-        return {one: one.descriptor for one in self._places if isinstance(one, TcpConnection)}
+        return {place: place.descriptor for place in self._places if isinstance(place, TcpConnection)}
 
     async def stop(self) -> None:
         """Accepts no more connections, and closes the sockets."""
