@@ -167,6 +167,11 @@ _TEXTS: dict[str, tuple[str, str, bool]] = {
         "ALTER {object} RESET {sequence}",
         True,
     ),
+    "server setting": (
+        "sessions begin with {detail}, so nothing guards their facts",
+        "Take {sequence} out of postgresql.conf (ALTER SYSTEM RESET {sequence}), and out of PGOPTIONS",
+        True,
+    ),
     "set back": (
         "role {detail} may set sequence {object} back, and then its IDs come again",
         "REVOKE UPDATE ON SEQUENCE {object} FROM {detail}; USAGE is enough to append",
@@ -307,6 +312,11 @@ UNION ALL SELECT 'setting', '', split_part(c.one, '=', 1), CASE
   FROM pg_db_role_setting r CROSS JOIN LATERAL unnest(r.setconfig) AS c (one)
  WHERE c.one ~ '^streams[.](maintenance|held)'
    AND r.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+UNION ALL SELECT 'server setting', '', 'streams.maintenance', '', 'streams.maintenance=on'
+ WHERE current_setting('streams.maintenance', true) = 'on'
+   AND NOT EXISTS (SELECT FROM pg_db_role_setting r CROSS JOIN LATERAL unnest(r.setconfig) AS c (one)
+                    WHERE c.one = 'streams.maintenance=on' AND r.setdatabase IN (0, (SELECT oid FROM pg_database
+                           WHERE datname = current_database())))
 UNION ALL SELECT 'set back', h.stream, h.sequence::text, h.sequence::text,
        CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
   FROM held h JOIN pg_class c ON c.oid = h.sequence CROSS JOIN LATERAL aclexplode(c.relacl) AS a

@@ -225,6 +225,18 @@ def test_a_setting_for_all_sessions_is_found(owner: Session, whose: str):
         owner(f"ALTER {whose} {name} RESET streams.maintenance")
 
 
+def test_a_setting_of_the_server_is_found(owner: Session):
+    """As of postgresql.conf, or of PGOPTIONS: no table of settings has it."""
+    owner("SET streams.maintenance = on")
+    try:
+        (one,) = found(owner, "")
+        assert "streams.maintenance=on" in one.problem and "postgresql.conf" in one.fix
+        assert one.loses
+    finally:
+        owner("RESET streams.maintenance")
+    assert found(owner, "") == []
+
+
 def test_a_dropped_table_is_no_weakness(owner: Session):
     owner("DROP TABLE held_order")
     assert found(owner) == []
