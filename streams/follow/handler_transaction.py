@@ -17,14 +17,11 @@ from streams.follow.stored_cursors import CursorMoved
 from streams.runtime.logs import get_logger
 
 log = get_logger(__name__)
-#: The server's name of the last statement of a message, and what else the message must have, if the transaction is another one
-#: since. ``ROLLBACK AND CHAIN`` leaves no moment without one: the effects are undone, and the cursor would move in the next one.
-_ENDS = {
-    "COMMIT": re.compile(""),
-    "ROLLBACK": re.compile(r"^(?!.*\bROLLBACK\s+(WORK\s+|TRANSACTION\s+)?TO\b)", re.I | re.S),
-    "BEGIN": (_BEFORE := re.compile(r"\b(COMMIT|END|ROLLBACK|ABORT)\b", re.I)),
-    "START TRANSACTION": _BEFORE,
-}
+#: What a message must have that ends its transaction. Words such as these may also stand elsewhere, and END ends much else.
+_MAY_END = re.compile(
+    r"\b(?:COMMIT|ROLLBACK|ABORT|PREPARE\s+TRANSACTION)\b(?!\s+(?:WORK\s+|TRANSACTION\s+)?TO\b)|(?:^|;|\*/|\n)\s*END\b",
+    re.I,
+)
 
 
 class ConnectionLost(Exception):
@@ -104,13 +101,24 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
         if has_ended:
             raise ended
 
+    def began() -> Any:
+        if status() == driver.IDLE:
+            return None
+        with connection.connection.cursor() as cursor:
+            cursor.execute("SELECT now()")
+            return cursor.fetchone()
+
     def execute(call: Callable[..., Any], *arguments: Any) -> Any:
         nonlocal was_used, has_ended
         check_not_ended()  # else the statement, of a later fact perhaps, would be committed by itself, and come again
-        result = call(*arguments)
-        sql, *_, context = arguments
-        ends = _ENDS.get(context["cursor"].statusmessage)
-        has_ended = has_ended or (ends is not None and ends.search(str(sql)) is not None)
+        if was_used and _MAY_END.search(str(arguments[0])):
+            # ``ROLLBACK AND CHAIN``, or ``ROLLBACK; BEGIN``, leaves no moment without a transaction: the effects are undone, and
+            # the cursor would move in the next one. That begins later.
+            before = began()
+            result = call(*arguments)
+            has_ended = has_ended or began() != before
+        else:
+            result = call(*arguments)
         # Not before: of a first statement that fails, the driver may have sent nothing, or it sends the statement again.
         was_used = True
         return result

@@ -91,6 +91,8 @@ FAILS = {
     COMMIT: (lambda: of_driver("commit"), "ended its transaction itself"),
     "chain": (lambda: execute("ROLLBACK AND CHAIN"), "ended its transaction itself"),
     "another": (lambda: execute("ROLLBACK; BEGIN"), "ended its transaction itself"),
+    "another that is used": (lambda: execute("ROLLBACK; BEGIN; SELECT 1"), "ended its transaction itself"),
+    "another after a comment": (lambda: execute("/* */ ABORT; BEGIN; SELECT 1"), "ended its transaction itself"),
     "rollback of the driver": (undo_and_go_on, "ended its transaction itself"),
     "interrupted": (lambda: throw(KeyboardInterrupt()), "KeyboardInterrupt"),
     "block left open": (lambda: transaction.atomic().__enter__(), "left a transaction.atomic block open"),
