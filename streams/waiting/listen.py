@@ -24,7 +24,7 @@ from django.db import connections
 
 from streams.core.tokens import VectorToken
 from streams.db import driver, testcase
-from streams.errors import InTransaction
+from streams.errors import EpochChanged, InTransaction, ResyncNeeded
 from streams.reading.given_token import Token, base_of
 from streams.runtime.logs import Condition, get_logger
 from streams.waiting import wait
@@ -123,7 +123,7 @@ class _Place:
 
     def leave(self, future: asyncio.Future[_Read | None]) -> None:
         del self._futures[future]
-        if future is self._leader:  # cancelled before it gave its page
+        if future is self._leader:  # cancelled, or failed, before it gave its page
             self._choose()
         elif not self._futures:
             self._forget()
@@ -365,7 +365,8 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     async def _read_for(self, place: _Place) -> _Read:
         try:
             read = await self._shared_read()
-        except Exception as error:
+        except (EpochChanged, ResyncNeeded, *driver.database_lost) as error:
+            # Another error, such as of a request whose thread has ended, is of this listener alone: the next one reads.
             place.give(None, error)
             raise
         place.give(read)

@@ -424,6 +424,30 @@ async def test_error_of_a_shared_read_comes_to_all_at_its_place(monkeypatch):
     assert len(reads) == 1
 
 
+async def test_error_of_one_listener_is_not_that_of_others_at_its_place(monkeypatch):
+    from streams.waiting import listen
+
+    (number,) = await stream().aappend(cache_name="a", keys=[])
+    listeners = [stream().listen(after=number, beat=60) for _ in range(3)]
+    waiting = [asyncio.create_task(anext(listener)) for listener in listeners]
+    await wait_for(lambda: listeners_that_wait() == 3)
+    real, reads = listen.page_after, []
+
+    def fail_once(*given, **more):
+        reads.append(1)
+        if len(reads) == 1:
+            raise RuntimeError("the thread of this request has ended")
+        return real(*given, **more)
+
+    monkeypatch.setattr(listen, "page_after", fail_once)
+    (expected,) = await stream().aappend(cache_name="b", keys=[])
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(found[0], RuntimeError)
+    assert [fact.stream_id for fact in found[1:]] == [expected] * 2
+    assert len(reads) == 2
+
+
 async def test_cancelled_listener_leaves_nothing_behind():
     from streams.waiting import wait
 
