@@ -13,31 +13,47 @@ import json
 import sys
 import time
 from collections import defaultdict
-from typing import Any
+from typing import Any, cast
 
 times: dict[int, list[float]] = defaultdict(list)
 told: asyncio.Queue[None] = asyncio.Queue()
 
 
-def note(text: bytes) -> None:
+def note(text: bytes, now: float) -> None:
     """Notes the facts in a JSON value. What is no number, or list of numbers, tells where a browser is."""
-    now, found = time.monotonic(), json.loads(text)
+    found = json.loads(text)
     for number in found if isinstance(found, list) else [found]:
         if isinstance(number, int):
             times[number].append(now)
 
 
+class Events(asyncio.Protocol):
+    """Reads one answer that goes on, and notes when its bytes came, before they are parsed: 50 browsers are one process here."""
+
+    def __init__(self, query: str) -> None:
+        self.query, self.rest, self.is_told = query, b"", False
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(f"GET /{self.query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set_result(exc)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                note(line.removeprefix(b"data:"), now)
+                if not self.is_told:
+                    self.is_told = True
+                    told.put_nowait(None)
+
+
 async def by_events(port: int, query: str) -> None:
-    """Reads one answer that goes on."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET /{query} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
-    is_told = False
-    async for line in reader:
-        if line.startswith(b"data:"):
-            note(line.removeprefix(b"data:"))
-            if not is_told:
-                is_told = True
-                told.put_nowait(None)
+    _, events = await asyncio.get_running_loop().create_connection(lambda: Events(query), "127.0.0.1", port)
+    await events.ended
 
 
 async def by_polls(port: int, query: str) -> None:
@@ -49,7 +65,7 @@ async def by_polls(port: int, query: str) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         headers: dict[str, Any] = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
         if length := int(headers.get("content-length", 0)):
-            note(await reader.readexactly(length))
+            note(await reader.readexactly(length), time.monotonic())
         return str(headers["stream-next-offset"])
 
     offset = await ask("stream/?offset=now")

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -237,12 +237,17 @@ class _DurableClient(BrowserClient):
         if not self._keep(message) or self._is_lost:
             return b""
         texts, self._texts = self._texts, []
-        control: dict[str, Any] = {"streamNextOffset": _offset_of(self._token), "streamCursor": str(self._cursor)}
-        if self._at_end:
-            control["upToDate"] = True
+        control = _control(self._token, self._cursor, self._at_end)
         self._cursor = max(self._cursor, _cursor_now())
-        data = _event("data", self._source.join(texts)) if texts else b""
-        return data + _event("control", json_of(control))
+        return (_event("data", self._source.join(texts)) if texts else b"") + control
+
+
+@lru_cache(maxsize=16)  # clients at the same place get the same
+def _control(token: str, cursor: int, at_end: bool) -> bytes:
+    control: dict[str, Any] = {"streamNextOffset": _offset_of(token), "streamCursor": str(cursor)}
+    if at_end:
+        control["upToDate"] = True
+    return _event("control", json_of(control))
 
 
 def _event(name: str, text: str) -> bytes:

@@ -42,6 +42,9 @@ RETRY_SECONDS = 0.2
 #: Seconds after which a listener in a test's own transaction reads again, because nothing is announced there.
 TEST_GAP_SECONDS = 0.01
 
+#: So many listeners get a page in one turn of the event loop.
+AT_ONCE = 16
+
 #: A page, and whether it was read in the transaction of a ``TestCase``.
 _Read = tuple[Page, bool]
 #: Event loop -> (stream, alias, token) -> the read of the page after the token that is under way.
@@ -131,9 +134,15 @@ class _Place:
     def give(self, read: _Read | None, error: Exception | None = None) -> None:
         """Gives the page that the leader has read, or its error, to all others."""
         self._leader = None
-        for future in self._futures:
+        self._give([*self._futures], read, error)
+
+    def _give(self, futures: list[asyncio.Future[_Read | None]], read: _Read | None, error: Exception | None) -> None:
+        for future in futures[:AT_ONCE]:
             if not future.done():
                 future.set_result(read) if error is None else future.set_exception(error)
+        if rest := futures[AT_ONCE:]:
+            # In between, the event loop sends. Else what the first ones send would wait for what the last ones are to send.
+            asyncio.get_running_loop().call_soon(self._give, rest, read, error)
 
     def _choose(self) -> None:
         self._forget()  # who comes from now on waits for a newer position
