@@ -101,6 +101,26 @@ def test_the_figures_of_a_job_can_be_read_on_a_phone_in_the_dark(job, boss, new_
     )
 
 
+@pytest.mark.scenario
+def test_a_job_with_long_names_and_the_list_of_jobs_fit_a_phone(job, boss, new_page, site):
+    path = "/srv/rooms/" + "a_folder_with_a_long_name/" * 5 + "events.jsonl.gz"
+    Job.objects.update(arguments={"sources": [path]})
+    page = new_page(**PHONE)
+    log_in(page)
+    page.goto(f"/admin/pipeline/job/{job.pk}/change/")
+    playwright_api.expect(page.get_by_role("cell", name="-1,000,000", exact=True)).to_be_visible()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= PHONE["viewport"]["width"]
+    page.goto("/admin/pipeline/job/")
+    button = page.get_by_role("link", name="Queue a job")
+    playwright_api.expect(button).to_be_visible()
+    assert button.evaluate("(link) => link.getClientRects().length") == 1, "on one line"
+    label = page.locator("#result_list td[data-label=progress]").first
+    assert label.evaluate("(cell) => cell.scrollHeight <= cell.clientHeight"), "nothing of a card is cut"
+    title = page.locator("#header-inner h1")
+    assert title.inner_text().strip() == "Jobs", "where one is, and not the way there"
+    assert title.evaluate("(line) => line.scrollWidth <= line.clientWidth")
+
+
 @pytest.fixture
 def written(transactional_db):
     """The archive of a room with a long name, one of a room that is gone, an unfinished one, and an export."""
