@@ -101,7 +101,7 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
         if has_ended:
             raise ended
 
-    def began() -> Any:
+    def start_of_transaction() -> Any:
         if status() == driver.IDLE:
             return None
         with connection.connection.cursor() as cursor:
@@ -114,9 +114,9 @@ def call_undivided(handler: Handler, chunk: Chunk) -> None:
         if was_used and _MAY_END.search(str(arguments[0])):
             # ``ROLLBACK AND CHAIN``, or ``ROLLBACK; BEGIN``, leaves no moment without a transaction: the effects are undone, and
             # the cursor would move in the next one. That begins later.
-            before = began()
+            before = start_of_transaction()
             result = call(*arguments)
-            has_ended = has_ended or began() != before
+            has_ended = has_ended or start_of_transaction() != before
         else:
             result = call(*arguments)
         # Not before: of a first statement that fails, the driver may have sent nothing, or it sends the statement again.
