@@ -523,7 +523,7 @@ def test_who_holds_a_stream_back_is_found_while_an_alter_sequence_waits_for_it()
         waiting = in_thread(lambda: altering.execute(f"ALTER SEQUENCE {NAME} CACHE 1"))
         wait_until(lambda: f", which waits for session {pid}" in health()[1], what="the word of health")
         with session() as cursor:
-            (found,) = old_holders(cursor, "caches")
+            (found,) = wait_until(lambda: old_holders(cursor, "caches"), what="a holder that is no longer young")
         assert found.pid == pid
         holding.execute("ROLLBACK")
         waiting.join()
