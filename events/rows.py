@@ -69,6 +69,8 @@ READ_COMMITTED = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 #: Makes PostgreSQL use indexes for the rest of the transaction. It plans a prepared statement once, until the next ANALYZE. A
 #: plan that was made for a small table would read the table whole each time, while the table grows.
 BY_INDEX = "SET LOCAL enable_seqscan = off"
+#: Has it use the order of an index as well. Such a plan would sort all events of a room each time, to find the last one.
+IN_ORDER_OF_INDEX = f"{BY_INDEX}; SET LOCAL enable_bitmapscan = off"
 #: Parameter: the room ID.
 LOCK_ROOM = f"{READ_COMMITTED}; SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 #: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.

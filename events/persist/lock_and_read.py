@@ -13,7 +13,7 @@ from django.db import connections
 from events.format.parsing import ParsedEvent
 from events.room.state_assignment import is_create
 from events.room.verification import proves_version
-from events.rows import BY_INDEX, CORRECT_VERSIONS, LOCK_ROOMS, MAKE_ROOMS, READ_COMMITTED
+from events.rows import CORRECT_VERSIONS, IN_ORDER_OF_INDEX, LOCK_ROOMS, MAKE_ROOMS, READ_COMMITTED
 from streams.db.driver import Statement, send_together
 
 
@@ -93,7 +93,8 @@ SELECT json_build_array(
      WHERE g.id = ANY(ARRAY(SELECT state_group FROM here WHERE event_id = ANY((SELECT ids FROM base)::text[])))),
     (SELECT {_list("edge.prev_event_id", "edge.event_id")} FROM events_eventedge edge
      WHERE edge.prev_event_id = ANY(%(own)s::text[])),
-    (SELECT {_list("room_id", "event_id", "redacts", order="ORDER BY stream_ordering")} FROM events_event
+    -- With ``+ 0`` no plan goes through all events in this order.
+    (SELECT {_list("room_id", "event_id", "redacts", order="ORDER BY stream_ordering + 0")} FROM events_event
      WHERE redacts = ANY(%(own)s::text[])),
     (SELECT coalesce(json_agg(event_id), '[]') FROM events_backwardextremity
      WHERE room_id = ANY(%(rooms)s::text[]) AND event_id = ANY(%(own)s::text[]))
@@ -140,7 +141,7 @@ def lock_and_read(
 
     A create event or an outlier of an unknown room creates the room's row, unless the auth rules refuse the create
     event. If ``needs_groups`` is false, no state groups will be written, so the statement does not look up which groups are
-    the last of their chains. ``by_index`` switches sequential scans off for the rest of the transaction: use it only in
+    the last of their chains. ``by_index`` changes the planner's settings for the rest of the transaction: use it only in
     one that was begun for ``persist`` or ``resolve_room``.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
@@ -161,7 +162,9 @@ def lock_and_read(
         "auths": sorted(auths),
         "building": needs_groups,
     }
-    setup = [Statement(text, values, again=False) for text in (READ_COMMITTED, *([BY_INDEX] if by_index else []))]
+    setup = [
+        Statement(text, values, again=False) for text in (READ_COMMITTED, *([IN_ORDER_OF_INDEX] if by_index else []))
+    ]
     creation = [Statement(MAKE_ROOMS, values)] if new_rooms else []
     correction = [Statement(CORRECT_VERSIONS, values)] if proven else []
     lock = Statement(LOCK_ROOMS, values)

@@ -23,6 +23,14 @@ def whole_reads() -> int:
         return int(cursor.fetchone()[0])
 
 
+def entries_read() -> int:
+    """How many entries of indexes of these tables were read since the statistics began."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute("SELECT sum(idx_tup_read)::int FROM pg_stat_user_indexes WHERE relname = ANY(%s)", [TABLES])
+        return int(cursor.fetchone()[0])
+
+
 def setting() -> str:
     with connection.cursor() as cursor:
         cursor.execute("SHOW enable_seqscan")
@@ -44,6 +52,31 @@ def test_messages_of_other_servers_are_stored_by_index():
         persist([incoming(made.message())])
     assert whole_reads() == before
     assert setting() == "on"
+
+
+@pytest.mark.parametrize("first", [0, 100])
+@pytest.mark.parametrize("branches", [1, 2])
+def test_an_event_reads_as_much_in_a_large_room(first, branches):
+    empty_tables()
+    with connection.cursor() as cursor:  # as on a new site
+        cursor.execute("DELETE FROM pg_statistic WHERE starelid::regclass::text = ANY(%s)", [TABLES])
+    connection.close()  # with the plans of the tests before
+    made = public_room()
+    persist([incoming(event) for event in (*made.events, *(made.message() for _ in range(first)))])
+
+    def entries_for_a_merge() -> int:
+        base = made.events[-1]
+        sides = [made.state("m.room.topic", "", {"topic": str(side)}, prev=[base]) for side in range(branches)]
+        persist([incoming(event) for event in sides])
+        merge = made.message(prev=sides)
+        before = entries_read()
+        persist([incoming(merge)])
+        return entries_read() - before
+
+    few = [entries_for_a_merge() for _ in range(10)]
+    for _ in range(3):
+        persist([incoming(made.message()) for _ in range(100)])
+    assert entries_for_a_merge() <= 2 * max(few), few
 
 
 def test_messages_of_our_users_are_stored_by_index():
