@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +23,7 @@ from streams.errors import EpochChanged
 from streams.maintenance import check
 from tests.deployment.conftest import Production, made_by_the_page
 from tests.deployment.copied import BACKUP, PAGE, STANDBY, Copy, line, remove_older_wal
-from tests.deployment.places import FILES, postgres_program
-from tests.support.session import PROJECT
+from tests.deployment.places import FILES, do_the_whole_work, postgres_program
 from tests.support.waiting import wait_until
 from tests.support.writing import append, session
 
@@ -128,12 +126,7 @@ def test_a_site_that_was_moved_without_its_sequences_works_as_a_whole_after_a_re
     moved.manage("append", "events", "--count", "3")
     moved.manage("jobs", "queue", "check streams")
     moved.manage("runjobs", "--once")
-    script = Path(__file__).with_name("whole_work.py")
-    environment = moved.environment(REPLSITE_SERVER_NAME="a.test")
-    done = subprocess.run(
-        [sys.executable, script], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.stdout.endswith("all done\n"), done.stdout + done.stderr
+    do_the_whole_work(moved.environment())
 
 
 def test_a_schema_without_rows_gives_the_first_fact_an_id_that_readers_get(site, server):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,8 @@ from streams.jobs.errors import UnusableArguments
 from tests.conftest import end_processes
 from tests.deployment.conftest import PASSWORD, Production
 from tests.deployment.followed import Followed
-from tests.deployment.places import program
+from tests.deployment.places import do_the_whole_work, program
 from tests.support.ports import free_ports
-from tests.support.session import PROJECT
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import ready_ports
 
@@ -100,21 +98,7 @@ def test_spark_says_that_it_needs_the_server_itself(site, pooler):
 
 
 def test_the_whole_work_goes_through_it(site, pooler):
-    script = Path(__file__).with_name("whole_work.py")
-    environment = {
-        **os.environ, "DATABASE_URL": pooler, "REPLSITE_DATABASE_DIRECT": f"{site.host}:{site.port}",
-        "REPLSITE_SERVER_NAME": "a.test",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=PROJECT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=4 * DEADLINE_SECONDS,
-        check=False,
-    )
-    assert done.stdout.endswith("all done\n"), done.stdout + done.stderr
+    do_the_whole_work({**os.environ, "DATABASE_URL": pooler, "REPLSITE_DATABASE_DIRECT": f"{site.host}:{site.port}"})
 
 
 def test_pages_that_append_through_few_sessions_lose_no_fact(site, pooler):

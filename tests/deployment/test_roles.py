@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import psycopg2
 import pytest
 
 from streams import registry
 from streams.reading.possible_positions import possible_positions
-from tests.deployment.places import FILES
+from tests.deployment.places import FILES, do_the_whole_work
 from tests.support.session import PROJECT
-from tests.support.waiting import DEADLINE_SECONDS
 
 OURS = "relnamespace = 'public'::regnamespace AND relowner = current_user::regrole"
 
 
 def test_the_sites_role_does_the_whole_work(site):
     """Appending, storing rooms, purging, archives, mending, staging; nothing of it needs the owner."""
-    script = Path(__file__).with_name("whole_work.py")
-    environment = {**os.environ, "DATABASE_URL": site.url(), "REPLSITE_SERVER_NAME": "a.test"}
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=PROJECT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=4 * DEADLINE_SECONDS,
-        check=False,
-    )
-    assert done.stdout.endswith("all done\n"), done.stdout + done.stderr
+    do_the_whole_work({**os.environ, "DATABASE_URL": site.url()})
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -71,8 +72,6 @@ class Shop:
 @contextmanager
 def made_shop(folder: Path, database_url: str, *, syncs: bool) -> Iterator[Shop]:
     """The project with its tables, in a schema of its own; with what the part about sync adds."""
-    from django.db import connection
-
     given = blocks()
     settings, models = SETTINGS + given["settings.py"], given["shop/models.py"]
     (folder / "shop" / "migrations").mkdir(parents=True)
@@ -85,15 +84,10 @@ def made_shop(folder: Path, database_url: str, *, syncs: bool) -> Iterator[Shop]
     (folder / "settings.py").write_text(settings)
     (folder / "shop" / "models.py").write_text(models)
     made = Shop(folder, f"{database_url}?options=-csearch_path%3Dadd_a_stream")
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA add_a_stream")
-    try:
+    with made_schema("add_a_stream"):
         made.run("-m", "django", "makemigrations", "shop")
         made.run("-m", "django", "migrate")
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA add_a_stream CASCADE")
 
 
 @pytest.fixture

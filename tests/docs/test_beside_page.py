@@ -10,7 +10,7 @@ import pytest
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from tests.support.session import PROJECT
-from tests.support.shop import Shop
+from tests.support.shop import migrated_shop
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 PAGE = (PROJECT / "docs" / "how-to" / "beside-celery-or-procrastinate.md").read_text()
@@ -49,18 +49,8 @@ def test_blocks_are_python() -> None:
 
 
 def each_fact_becomes_one_job(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     files = {name: BLOCKS[name] for name in ("shop/tasks.py", "shop/handlers.py", "shop/shipping.py")}
-    shop = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dbeside", files)
-    shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with (tmp_path / "settings.py").open("a") as settings:
-        settings.write(BLOCKS["settings.py"])
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA beside")
-    try:
-        shop.run("manage.py", "makemigrations", "shop")
-        shop.run("manage.py", "migrate")
+    with migrated_shop(tmp_path, database_url, "beside", files, BLOCKS["settings.py"]) as shop:
         ship = "from shop.shipping import ship\nship('4711')\nship('4711')\nship('4712')"
         shop.run("-c", SETUP + ship)
         assert "2 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
@@ -69,9 +59,6 @@ def each_fact_becomes_one_job(tmp_path: Path, database_url: str) -> None:
         assert sorted(re.findall(r"^mail: .*", said, re.M)) == ["mail: 4711 is shipped", "mail: 4712 is shipped"]
         # A handler that fails takes its job back: three calls, and one job for each of two facts.
         assert "\n3 2\n" in shop.run("-c", FAILS_ONCE)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA beside CASCADE")
 
 
 #: An app of Celery whose tasks append, with folders as its broker.
@@ -97,16 +84,8 @@ COUNT = "from shop.models import Order\nprint(sum(one.status == 'mailed' for one
 
 
 def tasks_of_celery_append_in_its_prefork_pool(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     files = {"shop/tasks.py": CELERY, "shop/handlers.py": BLOCKS["shop/handlers.py with Celery"]}
-    shop = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dceleries", files)
-    shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA celeries")
-    try:
-        shop.run("manage.py", "makemigrations", "shop")
-        shop.run("manage.py", "migrate")
+    with migrated_shop(tmp_path, database_url, "celeries", files) as shop:
         shop.run("manage.py", "runhandlers", "mails", "--once")  # begins at the present end
         append = (
             "from shop.models import Order\nfor one in range(12): Order.stream.append(order_id=str(one), status='paid')"
@@ -120,9 +99,6 @@ def tasks_of_celery_append_in_its_prefork_pool(tmp_path: Path, database_url: str
             worker.terminate()
             worker.wait(DEADLINE_SECONDS)
         assert "12 facts handled" in shop.run("manage.py", "runhandlers", "mails", "--once")
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA celeries CASCADE")
 
 
 if is_psycopg3:  # which procrastinate requires

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT, python_path
 from tests.support.shop_settings import SHOP_SETTINGS
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
@@ -128,23 +129,18 @@ def rows_in(said: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def programs(tmp_path: Path, database_url: str) -> Iterator[Any]:
-    from django.db import connection
-
     made: list[Program] = []
 
     def make(version: str) -> Program:
         made.append(Program(tmp_path / f"p{len(made)}", version, database_url, made[-1] if made else None))
         return made[-1]
 
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA evolve")
-    try:
-        yield make
-    finally:
-        for program in made:
-            program.end()
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA evolve CASCADE")
+    with made_schema("evolve"):
+        try:
+            yield make
+        finally:
+            for program in made:
+                program.end()
 
 
 def fact_of(row: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from streams import follow
 from streams.follow import Handler
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT, python_path
 from tests.support.shop import AFTER, BEFORE
 from tests.support.waiting import DEADLINE_SECONDS
@@ -63,12 +64,8 @@ class Site:
 
 
 def test_the_page_works(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     site = Site(tmp_path, database_url)
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA following")
-    try:
+    with made_schema("following"):
         site.django("makemigrations", "shop", "billing")
         site.django("migrate")
         site.python(site.append)
@@ -88,9 +85,6 @@ def test_the_page_works(tmp_path: Path, database_url: str) -> None:
                 python, manage, *arguments = line.split()
                 assert (python, manage) == ("python", "manage.py")
                 site.django(*arguments)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA following CASCADE")
 
 
 def test_every_option_of_a_handler_is_in_the_reference() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
 from tests.support.waiting import DEADLINE_SECONDS
@@ -62,12 +63,8 @@ class Version(Shop):
 @pytest.mark.scenario
 @pytest.mark.timeout(400)
 def test_each_change_is_handled_once(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     url = f"{database_url}?options=-csearch_path%3Doutbox"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA outbox")
-    try:
+    with made_schema("outbox"):
         old = Version(tmp_path / "old", url, None, models="before", services="before", poller="before")
         old.migrate()
         old.pay("old-1", "old-2", "old-3")
@@ -101,24 +98,14 @@ def test_each_change_is_handled_once(tmp_path: Path, database_url: str) -> None:
         end.handled()
         expected = ["old-1", "old-2", "old-3", "two-1", "two-2", "two-3", "last-1", "last-2", "end-1", "end-2"]
         assert end.invoices() == Counter([*expected, *(f"both-{number}" for number in range(60))])
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA outbox CASCADE")
 
 
 def test_a_reader_by_number_skips_what_the_consumer_has_had(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     url = f"{database_url}?options=-csearch_path%3Doutbox_numbers"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA outbox_numbers")
-    try:
+    with made_schema("outbox_numbers"):
         shop = Version(tmp_path, url, None, models="1", services="2", handlers="by number")
         handlers = tmp_path / "shop" / "handlers.py"
         handlers.write_text(handlers.read_text().replace("LAST = 4711", "LAST = 2"))
         shop.migrate()
         shop.pay("a", "b", "c")
         assert re.findall(r"^\w$", shop.handled(), re.M) == ["c"]
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA outbox_numbers CASCADE")

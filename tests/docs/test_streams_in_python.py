@@ -9,6 +9,7 @@ from pathlib import Path
 from streams import errors
 from streams.stream_object import Stream
 from streams.waiting.pages import LARGEST_LIMIT, Page
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
 
@@ -24,13 +25,9 @@ class Entry(Fact):
 
 
 def test_examples_print_what_the_page_says(tmp_path: Path, database_url: str) -> None:
-    from django.db import connection
-
     shop = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Din_python", {})
     shop.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA in_python")
-    try:
+    with made_schema("in_python"):
         with (tmp_path / "shop" / "models.py").open("a") as models:
             models.write(ENTRY)
         shop.run("-m", "django", "makemigrations", "shop")
@@ -40,9 +37,6 @@ def test_examples_print_what_the_page_says(tmp_path: Path, database_url: str) ->
         for name, code, said in found:
             shown = shop.run("-c", SET_UP + code)
             assert shown == (said or "4711\n4712\n4711\n4713\n"), name
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA in_python CASCADE")
 
 
 def test_every_method_is_named() -> None:

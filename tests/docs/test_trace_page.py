@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT
 from tests.support.shop import Shop
 
@@ -82,17 +82,12 @@ from contextlib import nullcontext as span
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
     made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dtraced", {"shop/handlers.py": HANDLERS})
     made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA traced")
-    try:
+    with made_schema("traced"):
         made.run("manage.py", "makemigrations", "shop")
         (tmp_path / "shop" / "models.py").write_text(MODELS[0])
         made.run("manage.py", "makemigrations", "shop", "--name", "traced")
         made.run("manage.py", "migrate")
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA traced CASCADE")
 
 
 def said(shop: Shop, set_up: str, spans: str) -> list[Any]:

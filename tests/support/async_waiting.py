@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, for tests that run on an event loop."""
+"""Waiting for a condition with a deadline, and the end of connections, for tests that run on an event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from django.db import connections
+
+from streams.browsers.threads import CHECKS, READS
 from streams.waiting import listen
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -26,3 +30,15 @@ async def wait_for(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS
 def listeners_that_wait() -> int:
     """The asynchronous listeners of this event loop that wait for a fact."""
     return sum(len(place._futures) for place in listen._places.get(asyncio.get_running_loop(), {}).values())
+
+
+def close_connections_of_threads() -> None:
+    """Those of asgiref's thread and of the readers' would keep the test database from being dropped."""
+    asyncio.run(sync_to_async(connections.close_all)())
+
+    async def of_readers() -> None:
+        async with ThreadSensitiveContext():
+            await READS.run(connections.close_all)
+            await CHECKS.run(connections.close_all)
+
+    asyncio.run(of_readers())

@@ -15,7 +15,7 @@ from django.db import connection
 from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
-__all__ = ["OwnProject", "as_it_was", "made_for_module", "made_project", "made_schema", "tables_of"]
+__all__ = ["MAKE_TABLES", "OwnProject", "as_it_was", "made_for_module", "made_project", "made_schema", "tables_of"]
 
 SETTINGS = """
 import os
@@ -39,7 +39,7 @@ class Order(Fact):
     status = models.TextField()
 """
 #: Both commands in one process, because the start of an interpreter takes more than they do.
-_MAKE_TABLES = """
+MAKE_TABLES = """
 import importlib
 import django
 from django.core.management import call_command
@@ -95,7 +95,7 @@ def made_project(folder: Path, database_url: str, schema: str, settings: str = "
     (folder / "shop" / "models.py").write_text(MODELS)
     made = OwnProject(folder, database_url, schema)
     with made_schema(schema):
-        made.python("-c", _MAKE_TABLES)
+        made.python("-c", MAKE_TABLES)
         yield made
 
 

@@ -6,13 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.own_project import MAKE_TABLES, made_schema
 from tests.support.session import PROJECT, python_path
 from tests.support.waiting import DEADLINE_SECONDS
 
-__all__ = ["Shop"]
+__all__ = ["Shop", "migrated_shop"]
 
 TUTORIAL = (PROJECT / "docs" / "tutorial" / "first-stream.md").read_text()
 #: What ``startproject`` would have written, as far as the shop needs it, and the tests' server in place of one of its own.
@@ -73,3 +75,17 @@ class Shop:
             [sys.executable, *command],
             cwd=self.folder, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+
+
+@contextmanager
+def migrated_shop(
+    folder: Path, database_url: str, schema: str, given: Mapping[str, str], settings: str = ""
+) -> Iterator[Shop]:
+    """The shop with its tables, in a schema of its own; ``settings`` are lines at the end of its own."""
+    made = Shop(folder, f"{database_url}?options=-csearch_path%3D{schema}", given)
+    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
+    with (folder / "settings.py").open("a") as file:
+        file.write(settings)
+    with made_schema(schema):
+        made.run("-c", MAKE_TABLES)
+        yield made

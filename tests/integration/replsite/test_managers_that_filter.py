@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
-from tests.support.shop import Shop
+from tests.support.shop import Shop, migrated_shop
 
 MODELS = """
 from django.db import models
@@ -98,18 +97,9 @@ print("ok")
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dfiltered", {"shop/models.py": MODELS})
-    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA filtered")
-    try:
-        made.run("-m", "django", "makemigrations", "shop")
+    with migrated_shop(tmp_path, database_url, "filtered", {"shop/models.py": MODELS}) as made:
         made.run("-m", "django", "makemigrations", "--check", "shop")
-        made.run("-m", "django", "migrate")
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA filtered CASCADE")
 
 
 def test_every_fact_is_read_whatever_managers_leave_out(shop: Shop) -> None:

@@ -26,10 +26,9 @@ from django.test import AsyncRequestFactory, RequestFactory, override_settings
 from streams import epochs, stream_consumer, stream_view
 from streams.browsers import clients
 from streams.browsers.clients import Message
-from streams.browsers.threads import CHECKS, READS
 from streams.browsers.view import event_of
 from streams.maintenance.trim import Keep, TrimRequest, trim
-from tests.support.async_waiting import listeners_that_wait, wait_for
+from tests.support.async_waiting import close_connections_of_threads, listeners_that_wait, wait_for
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.writing import append, cut, fact, session, sessions, stream, wait_for_linear
 
@@ -37,17 +36,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _asgirefs_thread():
-    """The connection of asgiref's thread would keep the test database from being dropped."""
+def _threads():
     yield
-    asyncio.run(sync_to_async(connections.close_all)())
-
-    async def of_readers():
-        async with ThreadSensitiveContext():
-            await READS.run(connections.close_all)
-            await CHECKS.run(connections.close_all)
-
-    asyncio.run(of_readers())
+    close_connections_of_threads()
 
 
 @pytest.fixture(autouse=True)

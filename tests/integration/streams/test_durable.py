@@ -8,20 +8,18 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import User
-from django.db import connections
 from django.test import AsyncClient, AsyncRequestFactory, override_settings
 from django.urls import path
 
 from streams import durable, epochs
 from streams.browsers import clients
 from streams.browsers import durable as module
-from streams.browsers.threads import CHECKS, READS
 from streams.maintenance.trim import Keep, TrimRequest, trim
 from streams.waiting import listen
 from streams.waiting.listen import PAGE_FACTS
-from tests.support.async_waiting import listeners_that_wait, wait_for
+from tests.support.async_waiting import close_connections_of_threads, listeners_that_wait, wait_for
 from tests.support.waiting import wait_until
 from tests.support.writing import append, fact, session, stream, wait_for_linear
 
@@ -30,17 +28,9 @@ aappend = sync_to_async(append)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _asgirefs_thread():
-    """The connection of asgiref's thread would keep the test database from being dropped."""
+def _threads():
     yield
-    asyncio.run(sync_to_async(connections.close_all)())
-
-    async def of_readers():
-        async with ThreadSensitiveContext():
-            await READS.run(connections.close_all)
-            await CHECKS.run(connections.close_all)
-
-    asyncio.run(of_readers())
+    close_connections_of_threads()
 
 
 @pytest.fixture(autouse=True)

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from django.db import connection
 
 from tests.conftest import end_processes
 from tests.support.npm import NODE_MODULES, needs_npm
-from tests.support.shop import Shop
+from tests.support.shop import Shop, migrated_shop
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), needs_npm]
@@ -143,19 +142,8 @@ LONG = ".*Offset Validation Properties "
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
     files = {"shop/models.py": MODELS, "urls.py": URLS, "asgi.py": ASGI}
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3D{SCHEMA}", files)
-    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with (tmp_path / "settings.py").open("a") as settings:
-        settings.write(SETTINGS)
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {SCHEMA}")
-    try:
-        made.run("manage.py", "makemigrations", "shop")
-        made.run("manage.py", "migrate", "-v", "0")
+    with migrated_shop(tmp_path, database_url, SCHEMA, files, SETTINGS) as made:
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from django.db import connection
 
 from streams.holds.look import Seen, look
 from tests.integration.streams.test_stream_sequences import CHECK, MAKE, MIGRATE, SCHEMA, Shop
+from tests.support.own_project import made_schema
 
 ORDER = """
 from streams.holds.constraint import StreamHolds
@@ -33,13 +34,8 @@ class Migration(migrations.Migration):
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {SCHEMA}")
-    try:
+    with made_schema(SCHEMA):
         yield Shop(tmp_path, database_url)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
 
 
 def seen() -> dict[str, Seen]:

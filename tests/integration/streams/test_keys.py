@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from tests.support.shop import Shop
+from tests.support.shop import Shop, migrated_shop
 from tests.support.waiting import DEADLINE_SECONDS
 
 MODELS = """
@@ -209,20 +209,11 @@ print(lost)
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3Dkeys", {"shop/models.py": MODELS})
-    with (tmp_path / "settings.py").open("a") as settings:
-        settings.write('REPLSITE_WRITER = "w-{n}"\n')
-    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE SCHEMA keys")
-    try:
-        made.run("-m", "django", "makemigrations", "shop")
+    with migrated_shop(
+        tmp_path, database_url, "keys", {"shop/models.py": MODELS}, 'REPLSITE_WRITER = "w-{n}"\n'
+    ) as made:
         made.run("-m", "django", "makemigrations", "--check", "shop")
-        made.run("-m", "django", "migrate")
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute("DROP SCHEMA keys CASCADE")
 
 
 def test_rules_of_keys(shop: Shop) -> None:

@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from tests.conftest import end_processes
-from tests.support.shop import Shop
+from tests.support.shop import Shop, migrated_shop
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.scenario]
@@ -64,19 +64,8 @@ REQUEST = b"GET /orders/%s HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: sessionid=0123
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    made = Shop(tmp_path, f"{database_url}?options=-csearch_path%3D{SCHEMA}", {"urls.py": URLS, "asgi.py": ASGI})
-    made.environment["DJANGO_SETTINGS_MODULE"] = "settings"
-    with (tmp_path / "settings.py").open("a") as settings:
-        settings.write(SETTINGS)
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {SCHEMA}")
-    try:
-        made.run("manage.py", "makemigrations", "shop")
-        made.run("manage.py", "migrate", "-v", "0")
+    with migrated_shop(tmp_path, database_url, SCHEMA, {"urls.py": URLS, "asgi.py": ASGI}, SETTINGS) as made:
         yield made
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
+from tests.support.own_project import made_schema
 from tests.support.session import PROJECT, python_path
 from tests.support.shop_settings import SHOP_SETTINGS
 from tests.support.waiting import DEADLINE_SECONDS
@@ -93,13 +94,8 @@ MIGRATE = ["migrate", "-v", "0"]
 
 @pytest.fixture
 def shop(tmp_path: Path, database_url: str) -> Iterator[Shop]:
-    with connection.cursor() as cursor:
-        cursor.execute(f"CREATE SCHEMA {SCHEMA}")
-    try:
+    with made_schema(SCHEMA):
         yield Shop(tmp_path, database_url)
-    finally:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {SCHEMA} CASCADE")
 
 
 def sequences() -> dict[str, tuple[str | None, int | None]]:
