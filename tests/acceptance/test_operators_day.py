@@ -374,7 +374,7 @@ def test_a_job_that_a_full_disk_ended_is_resumed(lobby, full_tables, page, runs_
     shown = page()
     playwright_api.expect(health(shown)).to_have_text("look")
     sentence = shown.locator("#live-health-sentence")
-    playwright_api.expect(sentence).to_contain_text(f"Job {job.pk} (purge history) is failed: ")
+    playwright_api.expect(sentence).to_contain_text(f"Job {job.pk} (purge history) failed: ")
     playwright_api.expect(sentence).to_contain_text("No space left on device")
     keep(shown, "day-disk-job")
     full_tables(full=False)
