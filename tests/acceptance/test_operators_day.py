@@ -186,6 +186,16 @@ def test_dead_letters_are_read_and_dropped(dead_letters, page, few_pages):
     assert not ParkedFact.objects.exists()
 
 
+def test_a_traceback_is_read_by_its_lines(dead_letters, page):
+    shown = page()
+    shown.goto(f"/admin/streams/parkedfact/{ParkedFact.objects.earliest('token').pk}/change/")
+    trace = shown.get_by_text("Traceback (most recent call last)")
+    assert trace.inner_text().splitlines() == ["Traceback (most recent call last):", "  mail.py"]
+    keep(shown, "dead-letter", full_page=True)
+    shown.set_viewport_size(PHONE)
+    keep(shown, "dead-letter-phone")
+
+
 @pytest.mark.scenario
 def test_chosen_dead_letters_are_dropped_together(dead_letters, page, few_pages):
     shown = page()
