@@ -61,6 +61,7 @@ class _PageAdmin(ReadOnlyAdmin):
         # Django has already checked that the user may view the row.
         if (row := more.get("obj")) is not None:
             context |= self.page_context(request, row)
+            row.header_words = context.get("header_words", "")  # the theme's header shows the row itself
         return super().render_change_form(request, context, *args, **more)
 
 

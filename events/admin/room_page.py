@@ -89,6 +89,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
     return {
         "room": room,
         "subtitle": name.text,
+        "header_words": name.text,
         "room_name": name,
         "health": health,
         "health_meaning": HEALTH[health],

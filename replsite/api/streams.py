@@ -56,7 +56,7 @@ def show_health(request: Any) -> dict[str, Any]:
         "version": found.version,
         "health": found.health.word,
         "sentence": found.health.sentence,
-        "problems": [f"{p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in found.health.problems],
+        "problems": [f"{p.words}: {p.verdict.sentence}" for p in found.health.problems],
     }
 
 

@@ -1,53 +1,60 @@
 """Searches the facts of a stream by ID, time, key or content, the newest first.
 
-IDs and keys have indexes, and the position of a time is found by that of the IDs. Content has none: a search for it reads
-rows as text for ``SEARCH_SECONDS``, and the page leads on below them. So each answer takes a bounded time, however large the
-stream and its rows are.
+IDs and keys have indexes, and the position of a time is found by that of the IDs. A part of a value has none: a search for it
+reads rows for a bounded time (``content_search``), and the page goes on below them by itself. Facts with a value that *equals*
+the text and has an index are shown at once, however old they are.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-import orjson
 from django.core.exceptions import ValidationError
 from django.db import connections
 
-from streams.core.declaration import FactTable, quoted
-from streams.core.queries import bounds_sql, order_sql, token_sql
-from streams.db.consistent_read import read_only_snapshot
+from replsite.dashboard.content_search import equal_tokens, search_content, trimmed_to
+from streams.db.consistent_read import limited_waits, read_only_snapshot
 from streams.db.readable import instances
 from streams.errors import StreamError
 from streams.facts import Fact, all_rows
-from streams.reading.positions_by_time import position_before
+from streams.reading.positions_by_time import first_fact, position_before
 from streams.runtime.moments import moment_of
 from streams.stream_object import Stream
 
 FACTS_PER_PAGE = 50
-#: A search for a content begins no further statement after this time. A statement reads so many rows of each table.
-SEARCH_SECONDS = 0.1
-ROWS_AT_ONCE = 4_000
 NAMES = ("id", "until", "key", "text")
 _MOST_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a search came: to the ID ``lowest``, that of a fact of the time ``at``. The stream has ``first`` to ``last``."""
+
+    lowest: int
+    at: datetime | None
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFacts:
     """Facts, the newest first.
 
-    ``older`` is the query string of the next page, or empty. If a search for a content ended before the last row,
-    ``examined`` is the number of rows that were read, from the ID ``highest`` down to ``lowest``.
+    ``older`` is the query string of the next page, or empty. ``equal`` are facts with a value that equals the text that was
+    searched; they are found again where their turn comes. ``reached`` is given if a search for a content ended before the last
+    row although there was place for more.
     """
 
     facts: Sequence[Fact]
     older: str = ""
-    examined: int = 0
-    highest: int = 0
-    lowest: int = 0
+    equal: Sequence[Fact] = ()
+    reached: Reached | None = None
 
 
 class Unusable(ValueError):
@@ -108,66 +115,43 @@ def _key(stream: Stream, text: str) -> Any:
 
 def _of_content(stream: Stream, given: Mapping[str, str], upto: int | None) -> FoundFacts:
     newest = stream.read(newest=True, limit=1).facts  # nothing above it is complete
-    highest = left = min(_token(newest[0]) if newest else 0, 2**63 - 1 if upto is None else upto)
-    patterns = _patterns(given["text"])
-    tokens: list[int] = []
-    examined, end = 0, time.monotonic() + SEARCH_SECONDS
-    with read_only_snapshot(stream.database), connections[stream.database].cursor() as cursor:
-        while left > 0 and len(tokens) <= FACTS_PER_PAGE and not (examined and time.monotonic() > end):
-            some: set[int] = set()
-            floor = 0
-            for table in stream.declaration.tables:  # each at most as far down as the one before
-                values: dict[str, Any] = {
-                    "after": max(floor - 1, 0),
-                    "upto": left,
-                    "patterns": patterns,
-                    "rows": ROWS_AT_ONCE,
-                }
-                cursor.execute(_content_sql(stream, table), values)
-                found, lowest, rows = cursor.fetchone()
-                some.update(found or ())
-                examined += rows
-                if rows >= ROWS_AT_ONCE:
-                    floor = max(floor, lowest)
-            tokens += sorted((token for token in some if token >= floor), reverse=True)
-            left = floor - 1
-        shown = tokens[:FACTS_PER_PAGE]
-        facts = [fact for model in stream.models for fact in _facts(stream, model, shown)]
-    facts.sort(key=_token, reverse=True)
-    if len(tokens) > len(shown):
-        return FoundFacts(facts, _query(stream, given, shown[-1] - 1))
-    if left > 0:
-        return FoundFacts(facts, _query(stream, given, left), examined, highest, left + 1)
-    return FoundFacts(facts)
+    highest = _token(newest[0]) if newest else 0
+    upto = highest if upto is None else min(highest, upto)
+    equal = [] if given["id"] else _equal(stream, given["text"], upto)
+    with limited_waits(stream.database, read_only_snapshot), connections[stream.database].cursor() as cursor:
+        part = search_content(cursor, stream.declaration, given["text"], upto, FACTS_PER_PAGE)
+        facts = _facts(stream, part.tokens)
+        if not part.more:
+            return FoundFacts(facts, equal=equal)
+        older = _query(stream, given, part.left)
+        if part.is_full:
+            return FoundFacts(facts, older, equal=equal)
+        lowest, at = first_fact(cursor, stream.declaration, part.left, highest) or (part.left + 1, None)
+        return FoundFacts(facts, older, equal, Reached(lowest, at, trimmed_to(cursor, stream.declaration) + 1, highest))
 
 
-def _patterns(text: str) -> list[str]:
-    """Returns the patterns of which one fits a row's JSON if a value has the text, as it is or as a JSON string has it."""
-    escaped = orjson.dumps(text).decode()[1:-1]
-    return ["%" + part.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_") + "%" for part in {text, escaped}]
+def _equal(stream: Stream, text: str, upto: int) -> list[Fact]:
+    """Returns facts with a value that equals the text, by the key's index and all other indexes that begin with a column."""
+    found: dict[tuple[type[Fact], Any], Fact] = {}
+    if stream.declaration.key:
+        with suppress(Unusable, StreamError):
+            key = _key(stream, text)
+            for fact in stream.read(newest=True, limit=FACTS_PER_PAGE, before=upto + 1, key=key).facts:
+                found[type(fact), fact.pk] = fact
+    with limited_waits(stream.database, read_only_snapshot), connections[stream.database].cursor() as cursor:
+        for fact in _facts(stream, equal_tokens(cursor, stream.declaration, text, upto)):
+            found[type(fact), fact.pk] = fact
+    return sorted(found.values(), key=_token, reverse=True)[:FACTS_PER_PAGE]
 
 
-def _content_sql(stream: Stream, table: FactTable) -> str:
-    """Returns the query for one row: the tokens of rows that fit, the lowest token that was read, the number of rows read.
-
-    The newest rows are read by the index on the ID, and only these are made texts. All rows of the lowest token are read, so
-    that the next statement begins below it. A column may have the table's name.
-    """
-    declaration, name = stream.declaration, quoted(table.name)
-    newest = (
-        f"SELECT {token_sql(declaration, table)} AS token, to_jsonb({name}.*)::text AS content FROM {name} "
-        f"WHERE {bounds_sql(declaration, table)} ORDER BY {order_sql(declaration, table, newest_first=True)} "
-        "FETCH FIRST %(rows)s ROWS WITH TIES"
-    )
-    return (
-        f"SELECT (array_agg(token) FILTER (WHERE content ILIKE ANY (%(patterns)s))), coalesce(min(token), 0), count(*) "
-        f"FROM ({newest}) AS newest"
-    )
-
-
-def _facts(stream: Stream, model: Any, tokens: Sequence[int]) -> list[Fact]:
-    found = all_rows(model, stream.database).filter(**{f"{model.id_field}__in": [t * stream.sign for t in tokens]})
-    return list(instances(found))
+def _facts(stream: Stream, tokens: Sequence[int]) -> list[Fact]:
+    numbers = [token * stream.sign for token in tokens]
+    found = [
+        fact
+        for model in stream.models
+        for fact in instances(all_rows(model, stream.database).filter(**{f"{model.id_field}__in": numbers}))
+    ]
+    return sorted(found, key=_token, reverse=True)
 
 
 def _token(fact: Fact) -> int:

@@ -1,6 +1,7 @@
 """Serves the page of facts, to staff only: the newest facts of a stream, and each new fact as soon as it is complete.
 
-A search (``fact_search``) shows the facts that fit instead.
+A search (``fact_search``) shows the facts that fit instead. While a search for a content has not read all rows and the page has
+place, the page asks for the next part by itself.
 
 The page is loaded as HTML. New facts are sent as server-sent events; an event is a table row as HTML. A site that is served
 without ASGI has no such events, so its page shows only the facts from the time of loading.
@@ -23,7 +24,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.views.decorators.http import require_safe
 
-from replsite.dashboard.fact_search import NAMES, Unusable, search
+from replsite.dashboard.fact_search import NAMES, Reached, Unusable, search
 from streams import durable, registry, stream_view
 from streams.db.consistent_read import limited_waits
 from streams.facts import Fact
@@ -57,8 +58,9 @@ def _facts_page(request: HttpRequest) -> HttpResponse:
     if found is not None:
         context |= {
             "found": found,
-            "examined": f"{found.examined:,}",
+            "reached": _progress(found.reached),
             "rows": [_row(stream, fact) for fact in found.facts],
+            "equal": [_row(stream, fact) for fact in found.equal],
         }
         return TemplateResponse(request, "dashboard/facts.html", context)
     context["is_live"] = isinstance(request, ASGIRequest)
@@ -108,6 +110,13 @@ def _may_see(stream: Stream, request: HttpRequest) -> bool:
     user = request.user
     names = [f"{model._meta.app_label}.view_{model._meta.model_name}" for model in stream.models]
     return bool(names) and admin.site.has_permission(request) and all(user.has_perm(name) for name in names)
+
+
+def _progress(reached: Reached | None) -> str:
+    if reached is None:
+        return ""
+    at = f" of {reached.at:%Y-%m-%d %H:%M:%S} UTC" if reached.at else ""
+    return f"Searched down to ID {reached.lowest:,}{at}. The stream has the IDs {reached.first:,} to {reached.last:,}."
 
 
 def _row(stream: Stream, fact: Fact) -> str:

@@ -83,13 +83,13 @@ def _health(health: Health) -> dict[str, object]:
     effects: dict[str, list[str]] = {}
     for problem in health.problems:
         if problem.cause:
-            effects.setdefault(problem.cause, []).append(f"{problem.subject} is {problem.verdict.word}.")
+            effects.setdefault(problem.cause, []).append(f"{problem.words}.")
     causes = [problem for problem in health.problems if not problem.cause]
     first, others = causes[:1], causes[1:]
     problems = [_shown_problem(problem, effects) for problem in others[:PROBLEMS_SHOWN]]
     if more := len(others) - len(problems):
         problems.append({"text": f"And {count(more)} more, in the tables below."})
-    worst = f": {first[0].subject} is {first[0].verdict.word}" if first else ""
+    worst = f": {first[0].words}" if first else ""
     return {
         "said": f"{health.word}{worst}"
         + (f", and {count(len(health.problems) - 1)} more" if health.problems[1:] else ""),
@@ -104,7 +104,7 @@ def _shown_problem(problem: Problem, effects: Mapping[str, Sequence[str]]) -> di
     if more := len(found) - EFFECTS_SHOWN:
         found[EFFECTS_SHOWN:] = [f"And {count(more)} more."] * (more > 0)
     return {
-        "text": f"{problem.subject} is {verdict.word}: {verdict.sentence}",
+        "text": f"{problem.words}: {verdict.sentence}",
         "command": verdict.command if verdict.command in verdict.sentence else "",
         "actions": verdict.actions,
         "about": problem.about,

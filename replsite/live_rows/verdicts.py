@@ -445,7 +445,7 @@ def site_health(problems: Iterable[Problem], summary: str) -> Health:
     word = HealthWord.WRONG if first.verdict.severity == Severity.WRONG else HealthWord.LOOK
     others = sum(problem.verdict.severity >= Severity.WARNING for problem in found) - 1
     more = f" ({others} more below)" if others else ""
-    return Health(word, f"{first.subject} is {first.verdict.word}: {first.verdict.sentence}{more}", tuple(found))
+    return Health(word, f"{first.words}: {first.verdict.sentence}{more}", tuple(found))
 
 
 def _sentence(text: str) -> str:

@@ -66,7 +66,10 @@ def subject(notice: Notice) -> str:
 def text(notice: Notice) -> str:
     """Returns the message for people."""
     lines = [f"{_site()} is {'wrong' if notice.word == WRONG else 'well again'}.", "", safe_text(notice.sentence, 500)]
-    lines += [f"* {p['subject']} is {p['word']}: {p['sentence']}" for p in notice.problems]
+    lines += [
+        f"* {p['subject']} {'' if p['word'] == 'failed' else 'is '}{p['word']}: {p['sentence']}"
+        for p in notice.problems
+    ]
     return "\n".join([*lines, "", f"{notice.at:%Y-%m-%d %H:%M:%S} UTC", *filter(None, [_link()])])
 
 

@@ -199,6 +199,11 @@ class Problem:
     cause: str = ""
     """The subject of the problem that causes this one. It goes away with that one. Empty: none is known."""
 
+    @property
+    def words(self) -> str:
+        """Returns what is the matter, such as *Job 3 (archive) failed* and *Stream events is blocked*."""
+        return f"{self.subject} {'' if self.verdict.word == 'failed' else 'is '}{self.verdict.word}"
+
 
 @dataclass(frozen=True, slots=True)
 class Health:

@@ -47,20 +47,20 @@ def position_before(cursor: Any, declaration: StreamDeclaration, moment: datetim
     earlier = moment - CLOCK_SKEW
     while low < high:
         middle = (low + high) // 2
-        found = _first_fact(cursor, declaration, middle, high)
+        found = first_fact(cursor, declaration, middle, high)
         if found is None or found[1] >= earlier:
             high = middle
         else:
             low = found[0]
     # From here on the rows are read one by one: those of ``CLOCK_SKEW``, and then the first that is new enough.
-    found = _first_fact(cursor, declaration, low, highest, moment)
+    found = first_fact(cursor, declaration, low, highest, moment)
     return highest if found is None else found[0] - 1
 
 
-def _first_fact(
+def first_fact(
     cursor: Any, declaration: StreamDeclaration, after: int, upto: int, since: datetime | None = None
 ) -> tuple[int, datetime] | None:
-    # (token, time) of the first fact after ``after``, or of the first one that was inserted at or after ``since``
+    """Returns (token, time) of the first fact after ``after``, or of the first one that was inserted at or after ``since``."""
     found = []
     for table in declaration.tables:
         token, received = token_sql(declaration, table), quoted(table.received_column)

@@ -7,13 +7,21 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection, transaction
 
+from streams.catalog.models import CacheInvalidation
 from tests.support.browsing import BROWSER, PASSWORD, Site, keep, log_in
 from tests.support.npm import CLIENT, needs_npm
 from tests.support.proxy import proxy_to
-from tests.support.writing import append, fact, stream
+from tests.support.writing import append, fact, stream, wait_for_linear
 
 pytestmark = BROWSER
+#: Facts of a writer whose values are as slow to compare as they are long, so that a request cannot read all of them.
+_MANY = """
+SET LOCAL streams.maintenance = on;
+INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name)
+SELECT nextval(%s), %s, repeat('sough', 60) FROM generate_series(1, %s)
+"""
 
 
 @pytest.fixture
@@ -87,7 +95,7 @@ def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
     page.locator("#facts-status").get_by_text("live", exact=True).wait_for()
     page.get_by_label("Contains").fill("ALPHA")
     page.get_by_role("button", name="Search", exact=True).click()
-    page.get_by_role("heading", name="Found").wait_for()
+    page.get_by_role("heading", name="Contains it").wait_for()
     assert shown(page) == [known[2], known[0]]
     keep(page, "facts-found")
     page.set_viewport_size({"width": 390, "height": 844})
@@ -98,6 +106,42 @@ def test_facts_are_searched_without_losing_the_way_back(site, boss, new_page):
     keep(page, "facts-found-dark")
     page.get_by_role("link", name="Newest facts").click()
     until(page, known[1])
+
+
+def test_a_fact_far_back_is_found_without_a_click(site, boss, new_page):
+    """And one below the place where the search was, at its end; the viewer may stop it; without scripts a link goes on."""
+    (far, further) = stream().append(fact("sought Alpha"), fact("sought Beta"))
+    writer = CacheInvalidation.objects.get(stream_id=far).instance_name
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_MANY, [stream().declaration.sequence, writer, 200_000])
+    wait_for_linear(*append())
+    page = new_page()
+    log_in(page)
+    page.goto("/admin/facts/?stream=caches&text=SOUGHT")
+    page.get_by_text("That is all.").wait_for()
+    assert shown(page) == [further, far]
+    assert page.locator("#facts-about").text_content() == "Newest first."
+    assert page.locator("#facts-older, #facts-reached").count() == 0
+    keep(page, "facts-far")
+
+    page.route("**/admin/facts/?*id=*", lambda route: None)  # no answer comes
+    page.goto("/admin/facts/?stream=caches&text=sought+nowhere")
+    page.get_by_role("button", name="Stop", exact=True).wait_for()
+    assert not page.get_by_role("link", name="Search further back").is_visible()
+    keep(page, "facts-searching")
+    page.set_viewport_size({"width": 390, "height": 844})
+    keep(page, "facts-searching-phone")
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("Stopped.").wait_for()
+    page.get_by_role("link", name="Search further back").wait_for()
+
+    plain = new_page(java_script_enabled=False)
+    log_in(plain)
+    plain.goto("/admin/facts/?stream=caches&text=sought+nowhere")
+    before = plain.locator("#facts-reached").text_content()
+    plain.get_by_role("link", name="Search further back").click()
+    plain.wait_for_url("**&id=*")
+    assert plain.locator("#facts-reached").text_content() != before
 
 
 @pytest.mark.scenario

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import statistics
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import Path
 
@@ -90,15 +91,62 @@ def test_a_blocked_stream_is_freed(page, site, monkeypatch, few_pages):
 
 
 @pytest.fixture
-def left_behind():
-    """A consumer whose process ended long ago, with facts that it has not handled."""
+def old_facts():
+    """Facts that were appended long ago: the time."""
     append(30)
     wait_for_linear(ids()[-1])
     long_ago = timezone.now() - timedelta(minutes=40)
     CacheInvalidation.objects.writable().update(received_at=long_ago)
+    return long_ago
+
+
+def leave_behind(long_ago):
+    """A consumer whose process ended long ago, with facts that it has not handled. From now on the site is wrong."""
     StoredCursor.objects.create(
         reader="search", stream="caches", base=10, ended_at=long_ago, seen_at=long_ago, host="app-2", process_id=812
     )
+
+
+@pytest.fixture
+def left_behind(old_facts):
+    """One that is there already."""
+    leave_behind(old_facts)
+
+
+def test_the_first_answer_after_a_trouble_makes_the_page_red(old_facts, page):
+    """A page asks once a second, and an answer is made of what the database has, or had ``FRESH_SECONDS`` ago."""
+    shown, answers = page(), []
+    playwright_api.expect(health(shown)).to_have_text("well")
+    shown.on("response", lambda answer: answers.append(answer) if answer.url.endswith("/live/data/") else None)
+    leave_behind(old_facts)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        (since,) = cursor.fetchone()
+    playwright_api.expect(health(shown)).to_have_text("wrong")
+    words = []
+    while not words:
+        shown.wait_for_event("response")
+        word = "well"
+        for answer in answers:
+            if answer.status == 200:  # 304: nothing changed
+                word = re.search('data-word="([a-z]+)"', answer.json()["state"])[1]
+            if datetime.fromisoformat(answer.headers["as-of"]) > since:
+                words.append(word)
+    assert set(words) == {"wrong"}
+
+
+@pytest.mark.speed
+def test_the_page_is_red_within_two_seconds(old_facts, page, record_property):
+    shown, seconds = page(), []
+    for _ in range(5):
+        playwright_api.expect(health(shown)).to_have_text("well")
+        began = time.monotonic()
+        leave_behind(old_facts)
+        shown.wait_for_function("document.querySelector('#live-health-word').textContent === 'wrong'")
+        seconds.append(round(time.monotonic() - began, 2))
+        StoredCursor.objects.all().delete()
+    record_property("red_seconds", seconds)
+    assert statistics.median(seconds) < 2, seconds
 
 
 @pytest.mark.parametrize("way", ["Forget it", "Resync it"])
@@ -184,6 +232,16 @@ def test_dead_letters_are_read_and_dropped(dead_letters, page, few_pages):
     shown.get_by_role("link", name="Back to the live page").click()
     playwright_api.expect(health(shown)).to_have_text("well")
     assert not ParkedFact.objects.exists()
+
+
+def test_a_traceback_is_read_by_its_lines(dead_letters, page):
+    shown = page()
+    shown.goto(f"/admin/streams/parkedfact/{ParkedFact.objects.earliest('token').pk}/change/")
+    trace = shown.get_by_text("Traceback (most recent call last)")
+    assert trace.inner_text().splitlines() == ["Traceback (most recent call last):", "  mail.py"]
+    keep(shown, "dead-letter", full_page=True)
+    shown.set_viewport_size(PHONE)
+    keep(shown, "dead-letter-phone")
 
 
 @pytest.mark.scenario
@@ -374,7 +432,7 @@ def test_a_job_that_a_full_disk_ended_is_resumed(lobby, full_tables, page, runs_
     shown = page()
     playwright_api.expect(health(shown)).to_have_text("look")
     sentence = shown.locator("#live-health-sentence")
-    playwright_api.expect(sentence).to_contain_text(f"Job {job.pk} (purge history) is failed: ")
+    playwright_api.expect(sentence).to_contain_text(f"Job {job.pk} (purge history) failed: ")
     playwright_api.expect(sentence).to_contain_text("No space left on device")
     keep(shown, "day-disk-job")
     full_tables(full=False)

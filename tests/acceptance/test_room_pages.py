@@ -86,6 +86,10 @@ def test_pages_are_readable_in_the_dark_and_on_a_phone(rooms, boss, new_page):
             page.goto(url)
             playwright_api.expect(page.locator(".rp h2").first).to_be_visible()
             keep(page, f"{kind}-{name}", full_page=True)
+            where = page.locator("#header-inner h1 > .truncate").last
+            cut = "title => title.scrollWidth > title.clientWidth || title.scrollHeight > title.clientHeight + 1"
+            assert name == "dark" or page.locator("#header-inner h1 > .truncate:visible").count() == 1
+            assert not where.evaluate(cut), f"the title of the {kind} is cut"
             plate, text = colours(page, ".rp section")
             assert (plate < 0.2 and text > 0.7) if name == "dark" else (plate > 0.8 and text < 0.3 and fits(page))
         page.goto(room_url(forks))
@@ -167,3 +171,5 @@ def test_rooms_and_search_on_a_phone_and_in_the_dark(transactional_db, boss, new
             playwright_api.expect(page.get_by_text("The Lobby").last).to_be_visible()
             keep(page, f"{kind}-{name}", full_page=True)
             assert name == "dark" or fits(page), kind
+            if kind == "lobby":
+                assert page.locator("#header-inner h1").inner_text().splitlines()[-1] == "The Lobby"

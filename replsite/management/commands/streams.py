@@ -184,7 +184,7 @@ def _content(snapshot: Snapshot, *, storage: bool) -> Content:
 
 def _headline(snapshot: Snapshot) -> str:
     lines = [f"{snapshot.health.word.upper()}  {snapshot.health.sentence}"]
-    lines += [f"  {p.subject} is {p.verdict.word}: {p.verdict.sentence}" for p in snapshot.health.problems[1:]]
+    lines += [f"  {p.words}: {p.verdict.sentence}" for p in snapshot.health.problems[1:]]
     return "\n".join([*(safe_text(line, None) for line in lines), f"as of {snapshot.as_of:%Y-%m-%d %H:%M:%S} UTC"])
 
 

@@ -181,7 +181,7 @@ def test_page_command_metrics_and_health_tell_the_same(run_manage):
     (group,) = live_page_data(snapshot)["jobs"]
     assert [cell["text"] for cell in group["head"]["cells"]][1] == "failed"
     assert group["head"]["cells"][-1]["text"] == "the <b>disk</b> is full"
-    assert "is failed: the <b>disk</b> is full" in snapshot.health.sentence
+    assert "failed: the <b>disk</b> is full" in snapshot.health.sentence
     samples = {
         (sample.name, sample.labels.get("status") or sample.labels.get("job")): sample.value
         for family in families(snapshot, synapse_names=False, server_name="s")

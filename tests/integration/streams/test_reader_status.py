@@ -96,7 +96,7 @@ def test_a_reader_that_failed_is_wrong_with_its_lag_and_its_error():
     assert "ValueError: cannot reach" in found.status.sentence
     assert "manage.py runhandlers r" in found.status.sentence
     assert health.word == HealthWord.WRONG
-    assert health.sentence.startswith("Follower r on caches is failed")
+    assert health.sentence.startswith("Follower r on caches failed")
 
 
 def test_the_error_is_bounded_and_holds_no_secret():

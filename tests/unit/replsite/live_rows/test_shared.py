@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from django.db import OperationalError
 
-from replsite.live_rows.shared import SharedSnapshot
+from replsite import dashboard
+from replsite.live_rows.shared import FRESH_SECONDS, SharedSnapshot
 from tests.support.snapshots import a_snapshot
 from tests.support.waiting import DEADLINE_SECONDS
 
@@ -50,3 +53,11 @@ def test_no_old_snapshot_is_given_while_the_database_is_away():
     with pytest.raises(OperationalError):
         shared.get(0)
     assert shared.get(0) == a_snapshot()
+
+
+def test_a_page_asks_and_a_snapshot_ages_so_that_a_trouble_is_seen_within_two_seconds():
+    """At the worst it comes just after a snapshot that the page gets when it is as old as may be, and the next time anew."""
+    script = (Path(dashboard.__file__).parents[1] / "static/dashboard/live.js").read_text()
+    ask_seconds = int(re.search(r"ASK_MS = (\d+)", script)[1]) / 1000
+    assert FRESH_SECONDS + ask_seconds < 2
+    assert "setTimeout(ask, failures ? pause : ASK_MS)" in script
