@@ -85,7 +85,7 @@ SELECT EXISTS (
 _LATE_REDACTIONS = f"""
 SELECT redaction.event_id, target.event_id
 FROM unnest(%(new)s::text[]) AS new (event_id), {_EVENT.format("redacts = new.event_id")} AS redaction,
-    {_EVENT.format("event_id = new.event_id")} AS target
+    {_EVENT.format("event_id = redaction.redacts")} AS target
 WHERE target.redacted_by IS NULL
   AND redaction.room_id = %(room)s AND NOT redaction.outlier AND NOT redaction.soft_failed AND redaction.rejected_reason IS NULL
 ORDER BY redaction.stream_ordering
