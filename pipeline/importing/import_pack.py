@@ -84,9 +84,7 @@ def import_pack(
         _import(work, number, events, step, only_likely=False)
 
 
-def _import(
-    work: PackWork, number: int, events: PackEvents, step: Callable[[str], None], *, only_likely: bool
-) -> None:
+def _import(work: PackWork, number: int, events: PackEvents, step: Callable[[str], None], *, only_likely: bool) -> None:
     with collector_paused(), closing(Pack()) as pack:
         chosen = _choose(work.load, number, events, only_likely=only_likely)
         if chosen is None:

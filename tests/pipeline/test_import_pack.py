@@ -111,7 +111,9 @@ def test_an_event_whose_id_a_server_chose_for_another_room_is_known(job):
         cursor.execute("CREATE TEMP TABLE taken AS SELECT * FROM events_event WHERE event_id = %s", [taken.event_id])
     begin_anew(job)
     with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(f"{CHANGE_FACTS}; UPDATE taken SET room_id = '!named:a.test'; INSERT INTO events_event TABLE taken")
+        cursor.execute(
+            f"{CHANGE_FACTS}; UPDATE taken SET room_id = '!named:a.test'; INSERT INTO events_event TABLE taken"
+        )
         cursor.execute("DROP TABLE taken")
     load(job)
     assert {row[0] for row in content()["json"]} == loaded - {taken.event_id}
