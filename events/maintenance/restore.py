@@ -51,35 +51,42 @@ SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE event
 UNION SELECT event_id, stream_ordering, outlier, room_id FROM events_event WHERE stream_ordering = ANY(%s::bigint[])
 """
 _MISSING = "SELECT event_id FROM events_backwardextremity WHERE room_id = %s"
+#: The next statements read tables that this transaction fills. Their statistics may be those of empty tables, after a purge.
+#: Then a plan of joins would read all rows of one table for each row of another. ``OFFSET 0`` makes PostgreSQL look up each row.
+_EVENT = "LATERAL (SELECT * FROM events_event WHERE {} OFFSET 0)"
+_ABOVE = "LATERAL (SELECT event_id FROM events_eventedge WHERE prev_event_id = {} OFFSET 0)"
 #: Timeline gaps that are none any more: at events of which no prev event is missing, and all prev events came first. If a
 #: prev event came later or by backfill, the gap stays: clients that have synced across it still have to ask for that
 #: prev event.
-_CLOSED_GAPS = """
-SELECT gap.room_id, gap.stream_ordering FROM events_timelinegap gap JOIN events_event above USING (stream_ordering)
+_CLOSED_GAPS = f"""
+SELECT gap.room_id, gap.stream_ordering
+FROM events_timelinegap gap, {_EVENT.format("stream_ordering = gap.stream_ordering")} AS above
 WHERE gap.room_id = %(room)s AND NOT EXISTS (
-    SELECT FROM events_eventedge edge LEFT JOIN events_event e ON e.event_id = edge.prev_event_id AND e.room_id = %(room)s
-    WHERE edge.event_id = above.event_id
-      AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
+    SELECT FROM events_eventedge edge LEFT JOIN {_EVENT.format("event_id = edge.prev_event_id")} AS e ON true
+    WHERE edge.event_id = above.event_id AND (e.room_id IS DISTINCT FROM %(room)s
+        OR e.outlier OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering)
+    OFFSET 0)
 """
-_EXTREMITIES = """
+_EXTREMITIES = f"""
 SELECT own.event_id, own.room_id FROM events_event own
 WHERE own.event_id = ANY(%(extremities)s::text[]) AND NOT own.outlier AND NOT EXISTS (
-    SELECT FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = own.event_id AND e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed
-      AND e.rejected_reason IS NULL)
+    SELECT FROM {_ABOVE.format("own.event_id")} AS edge, {_EVENT.format("event_id = edge.event_id")} AS e
+    WHERE e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL
+    OFFSET 0)
 """
 #: A restored event may build on a forward extremity, if it claims a lower depth than that.
-_HAS_EDGE_TO_EXTREMITY = """
+_HAS_EDGE_TO_EXTREMITY = f"""
 SELECT EXISTS (
-    SELECT FROM events_forwardextremity leaf JOIN events_eventedge edge ON edge.prev_event_id = leaf.event_id
-    JOIN events_event e ON e.event_id = edge.event_id
+    SELECT FROM events_forwardextremity leaf, {_ABOVE.format("leaf.event_id")} AS edge,
+        {_EVENT.format("event_id = edge.event_id")} AS e
     WHERE leaf.room_id = %(room)s AND e.room_id = %(room)s AND NOT e.outlier)
 """
 #: Redactions that came while their targets were not stored, in stream order. The first that applies is recorded.
-_LATE_REDACTIONS = """
+_LATE_REDACTIONS = f"""
 SELECT redaction.event_id, target.event_id
-FROM events_event redaction JOIN events_event target ON target.event_id = redaction.redacts
-WHERE redaction.redacts = ANY(%(new)s::text[]) AND target.redacted_by IS NULL
+FROM unnest(%(new)s::text[]) AS new (event_id), {_EVENT.format("redacts = new.event_id")} AS redaction,
+    {_EVENT.format("event_id = redaction.redacts")} AS target
+WHERE target.redacted_by IS NULL
   AND redaction.room_id = %(room)s AND NOT redaction.outlier AND NOT redaction.soft_failed AND redaction.rejected_reason IS NULL
 ORDER BY redaction.stream_ordering
 """

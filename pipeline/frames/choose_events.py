@@ -26,6 +26,7 @@ __all__ = [
     "EVENT_KNOWN",
     "KEYS_OF_COPIES",
     "MARKS",
+    "NAMED",
     "ROOM_KNOWN",
     "VERSION_DIFFERS",
     "Chosen",
@@ -41,6 +42,9 @@ MARKS = "room_id string, event_id string, mark string"
 """The columns of marks. ``event_id`` is null in a mark of a room."""
 KEYS_OF_COPIES = ("source", "line", "room_id", "event_id", "outlier", "content_hash_matches")
 """The columns of ``EVENTS`` that decide between copies of an event."""
+NAMED = ("1", "2")
+"""The versions of rooms in which servers choose event IDs. In all other versions, an event's ID is a hash that covers the
+room ID."""
 _ROWS_PER_BATCH = 2_000
 _CREATE = "m.room.create"
 _KEYS = (

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pipeline.frames.choose_events import Chosen, choose_events, in_order, marks_table
+from pipeline.frames.choose_events import NAMED, Chosen, choose_events, in_order, marks_table
 from pipeline.frames.room_events import Held
 from pipeline.frames.schemas import EVENTS
 from pipeline.frames.task_rows import BatchFunction
@@ -47,9 +47,6 @@ PARCELS = "pack int, marks boolean, content binary"
 """The columns of parcels. ``marks`` tells marks from events; ``content`` is an Arrow record batch without its schema."""
 COUNTS = "room_id string, events bigint, names_ids boolean"
 """The columns of counts of rooms. ``names_ids`` is true if servers choose the event IDs of the room."""
-#: Versions of rooms in which servers choose event IDs. In all other versions, an event's ID is a hash that covers the
-#: room ID.
-_NAMED = ("1", "2")
 #: The size of the rows that are cut at once. A larger size yields larger parcels.
 _PARCEL_BYTES = 8 * 1024 * 1024
 
@@ -216,7 +213,7 @@ def count_rooms(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     for batch in batches:
         if batch.num_rows:
-            named = compute.is_in(batch.column("room_version"), value_set=pa.array(_NAMED))
+            named = compute.is_in(batch.column("room_version"), value_set=pa.array(NAMED))
             table = pa.table({"room_id": batch.column("room_id"), "names_ids": named})
             counted = table.group_by("room_id").aggregate([([], "count_all"), ("names_ids", "any")])
             found = counted.select(["room_id", "count_all", "names_ids_any"])

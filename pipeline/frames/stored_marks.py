@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.frames.choose_events import Mark, marks_table
+from pipeline.frames.choose_events import NAMED, Mark, marks_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,14 +14,21 @@ __all__ = ["stored_marks"]
 
 #: So many IDs are asked for in a statement.
 _MOST_IDS = 20_000
+#: ``OFFSET 0``: each room is looked up, so that no plan reads all events.
+_WITH_EVENTS = """
+SELECT room_id FROM unnest(%s::text[]) AS asked (room_id)
+WHERE EXISTS (SELECT FROM events_event e WHERE e.room_id = asked.room_id OFFSET 0)
+"""
 _ROOMS = "SELECT room_id FROM events_room WHERE room_id = ANY(%s)"
 _EVENTS = "SELECT event_id, room_id, outlier FROM events_event WHERE event_id = ANY(%s)"
 
 
-def stored_marks(cursor: Any, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+def stored_marks(cursor: Any, batches: Sequence[pa.RecordBatch], *, only_likely: bool = False) -> pa.Table:
     """Returns marks of the rooms and events in ``batches`` that the database of ``cursor`` has.
 
-    ``batches`` have the columns ``room_id`` and ``event_id``.
+    ``batches`` have the columns ``room_id``, ``room_version`` and ``event_id``. With ``only_likely``, events of rooms without
+    a stored event are not looked up, unless servers choose their IDs. Then an event has no mark if another room has an event
+    with its ID, which a server has chosen.
     """
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
@@ -29,12 +36,16 @@ def stored_marks(cursor: Any, batches: Sequence[pa.RecordBatch]) -> pa.Table:
     cursor.execute(
         "SET LOCAL enable_seqscan = off"
     )  # a plan must not depend on statistics of tables that grow meanwhile
-    keys = pa.Table.from_batches([batch.select(["room_id", "event_id"]) for batch in batches])
+    keys = pa.Table.from_batches([batch.select(["room_id", "room_version", "event_id"]) for batch in batches])
     marks = [(room_id, None, Mark.ROOM_STORED) for (room_id,) in _found(cursor, _ROOMS, keys["room_id"])]
+    if only_likely:
+        rooms = pa.array([room_id for (room_id,) in _found(cursor, _WITH_EVENTS, keys["room_id"])], pa.string())
+        in_rooms = compute.is_in(keys["room_id"], value_set=rooms)
+        keys = keys.filter(compute.or_(in_rooms, compute.is_in(keys["room_version"], value_set=pa.array(NAMED))))
     stored = {event_id: (room_id, outlier) for event_id, room_id, outlier in _found(cursor, _EVENTS, keys["event_id"])}
     if stored:
         likely = keys.filter(compute.is_in(keys["event_id"], value_set=pa.array(stored, pa.string())))
-        for room_id, event_id in zip(*likely.to_pydict().values(), strict=True):
+        for room_id, _, event_id in zip(*likely.to_pydict().values(), strict=True):
             is_better = stored[event_id] == (room_id, True)
             marks.append((room_id, event_id, Mark.STORED_OUTLIER if is_better else Mark.STORED))
     return marks_table(marks)

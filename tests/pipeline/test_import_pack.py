@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from django.db import connection, transaction
 
-from events.models import Room
+from events.models import Event, Room
 from pipeline.frames.packs import pack_events
 from pipeline.frames.parse_lines import LineRules, scan_part
 from pipeline.frames.read_events import Reading
@@ -20,6 +20,7 @@ from pipeline.importing.staging_tables import create_staging, drop_staging, even
 from pipeline.loading.load_pack import LoadWork
 from pipeline.models import ImportedRoom, Job
 from streams.db.driver import dsn
+from streams.holds.hold import CHANGE_FACTS
 from tests.pipeline.imports import content, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.room_data import ROOMS, event_lines
@@ -99,6 +100,25 @@ def test_a_pack_that_is_loaded_is_not_loaded_again(job):
     load(job)
     assert content() == loaded and list(ImportedRoom.objects.values()) == rooms
     assert staged(job, "SELECT line FROM {event} UNION ALL SELECT line FROM {broken}") == []
+
+
+def test_an_event_whose_id_a_server_chose_for_another_room_is_known(job):
+    """Events of rooms that are new here are not looked up, but for one whose ID is taken after all."""
+    load(job)
+    taken = Event.objects.filter(type="m.room.message").latest("stream_ordering")
+    loaded = {row[0] for row in content()["json"]}
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE taken AS SELECT * FROM events_event WHERE event_id = %s", [taken.event_id])
+    begin_anew(job)
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(
+            f"{CHANGE_FACTS}; UPDATE taken SET room_id = '!named:a.test'; INSERT INTO events_event TABLE taken"
+        )
+        cursor.execute("DROP TABLE taken")
+    load(job)
+    assert {row[0] for row in content()["json"]} == loaded - {taken.event_id}
+    assert Event.objects.get(pk=taken.pk).room_id == "!named:a.test"
+    assert asked(packs_done, job) == [PACK]
 
 
 @pytest.mark.parametrize("is_here", [True, False])

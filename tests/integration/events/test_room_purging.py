@@ -28,6 +28,9 @@ _COLUMNS = """
 SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
 WHERE c.column_name = 'room_id' AND t.table_type = 'BASE TABLE' AND c.table_schema = 'public'
 """
+_ROWS_READ = """
+SELECT sum(seq_tup_read + idx_tup_fetch)::int FROM pg_stat_user_tables WHERE relname IN ('events_event', 'events_eventedge')
+"""
 #: What was done to rooms is remembered.
 _REMEMBERED = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
 
@@ -187,6 +190,25 @@ def test_an_archived_room_comes_back_whole(name, tmp_path):
     assert found_wrong(room_id) == wrong
     check_groups(room_id)
     assert not PurgedRoom.objects.exists()
+
+
+def rows_read():
+    """How many rows of events and edges were read since the statistics began."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute(_ROWS_READ)
+        return cursor.fetchone()[0]
+
+
+def test_a_room_comes_back_by_index_when_its_tables_were_found_empty(tmp_path):
+    """Autovacuum has analyzed the tables after the purge, so their statistics say that joining them costs nothing."""
+    made = talked_room(200)
+    folder = purge("room", made.room_id, "--archive", str(tmp_path))["archive"]["folder"]
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE events_event, events_eventedge, events_timelinegap, events_forwardextremity")
+    before = rows_read()
+    restore(folder)
+    assert (rows_read() - before) / len(made.events) < 20
 
 
 def test_others_are_told_of_a_room_that_comes_back_at_the_end_only(tmp_path, monkeypatch):
