@@ -18,6 +18,7 @@ from django.db.models import Model
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
+from streams.core import lookup
 from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
@@ -301,10 +302,19 @@ def _unusable_names(stream: Stream, names: Collection[str]) -> Iterator[CheckMes
 
 @register(SITE_CHECKS)
 def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds foreign keys that would delete or change facts, and managers that would let facts be changed."""
+    """Finds facts without a stream, foreign keys that would delete or change facts, and managers that would change them."""
     models = [model for stream in registry.all_streams() for model in stream.models if issubclass(model, Fact)]
     proxies = [model for model in apps.get_models() if model._meta.proxy and issubclass(model, tuple(models))]
-    found: list[CheckMessage] = []
+    found: list[CheckMessage] = [
+        Warning(
+            f"{model.__name__} is a Fact, and no stream is declared for it, so nothing can be appended.",
+            hint='Write @stream("NAME") above the class, or make it abstract.',
+            obj=model,
+            id="streams.W022",
+        )
+        for model in apps.get_models()
+        if issubclass(model, Fact) and not model._meta.proxy and not _is_declared(model)
+    ]
     for model in dict.fromkeys([*models, *proxies]):
         found += [
             Warning(
@@ -327,6 +337,11 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
             for name in _managers_that_write(model)
         ]
     return found
+
+
+def _is_declared(model: type[Model]) -> bool:
+    tables = {table.name for stream in registry.all_streams() for table in stream.declaration.tables}
+    return model._meta.db_table in tables or model._meta.label in {label for _, label in lookup.clashes}  # E019
 
 
 def _managers_that_write(model: type[Model]) -> list[str]:

@@ -16,6 +16,7 @@ as those of Synapse, have a declaration of their own (``streams.catalog``) and b
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -103,8 +104,11 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
         chosen = _travelling(model, fields)
         by_name = {field.name: field for field in model._meta.concrete_fields}
         for option, field_name in (("key", key), ("newest_per", newest_per)):
-            if field_name and field_name not in by_name:
-                raise TypeError(f"{model.__name__}: {option}={field_name!r} names no field of the class.")
+            if field_name and field_name not in list(by_name):  # a list of names has no hash
+                raise TypeError(
+                    f"{model.__name__}: {option}={field_name!r} names no field of the class. Name one of "
+                    f"{', '.join(by_name)}."
+                )
             if field_name and _column(model, by_name[field_name]).kind not in NEWEST_PER_KINDS:
                 # Equal values of others have several texts (1.0 and 1.00), so two writers of one key would not meet.
                 raise TypeError(
@@ -138,8 +142,8 @@ def upcast(model: type[Fact] | str, version: int) -> Callable[[U], U]:
     name, with the values as they are sent. The function returns the newer row. Older rows come from servers that run an
     older version of the program, from dead letters, and from records.
 
-    Raises ``ValueError`` for a version that is not below the stream's declared version, and for a second function for
-    the same version.
+    Raises ``ValueError`` for a version that is not below the stream's declared version, for a second function for the
+    same version, and for a function that cannot be called with a row.
     """
 
     def register(function: U) -> U:
@@ -151,6 +155,12 @@ def upcast(model: type[Fact] | str, version: int) -> Callable[[U], U]:
                 f"upcast({name!r}, {version}): there is no next version of stream {name!r}{declared}. "
                 f"Name the older version, and raise version= of the stream."
             )
+        try:
+            inspect.signature(function, follow_wrapped=False).bind({})
+        except TypeError as error:
+            raise ValueError(
+                f"upcast({name!r}, {version}): {_place(function)} is called with the older row: {error}."
+            ) from None
         known = upcasts_of(name).functions.setdefault(version, function)
         if known is not function and _place(known) != _place(function):
             raise ValueError(f"upcast({name!r}, {version}): {_place(known)} does this already.")
@@ -214,6 +224,11 @@ def _check_model(model: type[Model], name: str, version: int) -> None:
             f"{model.__name__} has an attribute {reserved!r}, which is a name of the engine: name it otherwise "
             f"(db_column={reserved!r} keeps a column of that name)."
         )
+    for ours in Fact._meta.fields:
+        if any(f.name == ours.name and f.get_internal_type() != ours.get_internal_type() for f in options.fields):
+            raise TypeError(
+                f"{model.__name__}.{ours.name} is a field of streams.Fact, a {type(ours).__name__}: name yours otherwise."
+            )
 
 
 def _finish(

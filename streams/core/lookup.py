@@ -55,7 +55,7 @@ def stream_of(model: Any) -> BoundStream:
 
     If several streams share the table, returns the stream that was added first.
 
-    Raises ``UnknownTable`` if no stream is bound to the table.
+    Raises ``UnknownTable`` if no stream is bound to the table, and for what is no model.
     """
     try:
         return _by_table[model._meta.db_table]
@@ -63,6 +63,8 @@ def stream_of(model: Any) -> BoundStream:
         raise UnknownTable(
             f"{model._meta.label} holds no facts: no stream is bound to it. Write @stream('name') above a class of streams.Fact."
         ) from None
+    except AttributeError:
+        raise UnknownTable(f"{model!r} is no model: give the class of a stream, such as Order.") from None
 
 
 def all_streams() -> list[BoundStream]:

@@ -12,10 +12,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from django.apps import apps
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 from django.utils.module_loading import autodiscover_modules
@@ -131,10 +132,24 @@ class Handler:
                 f"{where} is a coroutine function: handlers run in a thread with a database transaction. Make it a plain "
                 f"function; asgiref.sync.async_to_sync calls async code from it."
             )
-        if (self.attempts is not None and self.attempts < 1) or self.retry_seconds <= 0 or self.chunk_rows < 1:
-            raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
+        self._check_function(where)
+        for option, choices in (("view", View), ("on_failure", OnFailure), ("begin", Begin)):
+            given = getattr(self, option)
+            if given not in list(choices):
+                words = ", ".join(f"{choices.__name__}.{choice.name}" for choice in choices)
+                raise BadHandler(f"{where}: {option}={given!r} is none of {words}.")
+            object.__setattr__(self, option, choices(given))
+        whole = [self.chunk_rows] if self.attempts is None else [self.chunk_rows, self.attempts]
+        numbers = all(isinstance(n, int) for n in whole) and isinstance(self.retry_seconds, (int, float))
+        if not numbers or min(whole) < 1 or self.retry_seconds <= 0:
+            raise BadHandler(
+                f"{where}: attempts, chunk_rows and retry_seconds must be numbers above 0, the first two whole "
+                f"(attempts may be None)."
+            )
         if self.task is not None and not self.each:
             raise BadHandler(f"{where}: task= enqueues a task for each fact, so it needs each=True.")
+        if self.task is not None and not callable(self._enqueue):
+            raise BadHandler(f"{where}: task={self.task!r} is neither a task nor a function that enqueues one.")
         if self.by and not (self.each and self.atomic and self.attempts is not None):
             raise BadHandler(
                 f"{where}: by= shares facts among processes, one by one, in transactions, and goes on with other keys if one "
@@ -142,6 +157,16 @@ class Handler:
             )
         if self.by:
             object.__setattr__(self, "view", View.LINEAR)
+
+    def _check_function(self, where: str) -> None:
+        # A wrong one would fail on each fact, and with OnFailure.PARK make dead letters of all. A decorator may give more.
+        try:
+            inspect.signature(self.function, follow_wrapped=False).bind(None)
+        except TypeError as error:
+            given = "a model instance" if self.each else "a Chunk"
+            raise BadHandler(f"{where} is called with one argument, {given}: {error}.") from None
+        except ValueError:
+            pass  # a function of C, which does not say what it takes
 
     def call(self, chunk: Chunk) -> None:
         """Calls the function with the facts of the chunk. Raises its errors, or ``HandlerEnded``."""
@@ -188,13 +213,20 @@ class Handler:
         return next((getattr(self.task, name) for name in _ENQUEUES if hasattr(self.task, name)), self.task)
 
     def check_stream(self) -> None:
-        """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` for a stream in memory or a bad ``by``.
+        """Raises ``UnknownStream`` if the stream does not exist.
+
+        Raises ``BadHandler`` for a stream in memory, a bad ``by``, and an alias of no database.
 
         Called when a ``Reader`` object is created, because all models are loaded then.
         """
         declaration = registry.get(self.stream).declaration
         if self.by:
             key_sql(declaration, self.by)
+        if self.using is not None and self.using not in connections:
+            raise BadHandler(
+                f"The handler of reader {self.reader!r} for stream {self.stream!r}: using={self.using!r} is no alias in "
+                f"DATABASES; there are {', '.join(connections)}."
+            )
         if declaration.in_memory:
             raise BadHandler(
                 f"Stream {self.stream!r} is kept in memory: its positions restart with its writers, so no cursor in it can be "
@@ -208,6 +240,8 @@ def _trace_field(model: type[Model]) -> Any:
     return next((field for field in model._meta.concrete_fields if hasattr(field, "handler_span")), None)
 
 
+#: What ``handles`` takes besides the stream and the reader.
+_OPTIONS = {field.name: field for field in fields(Handler) if field.name not in {"stream", "reader", "function"}}
 _handlers: dict[str, dict[str, Handler]] = {}
 
 
@@ -222,10 +256,12 @@ def handles(stream: str | type[Model], *, reader: str, **options: Any) -> Callab
     name = stream if isinstance(stream, str) else registry.stream_of(stream).name
 
     def register(function: F) -> F:
-        try:
-            handler = Handler(name, reader, function, **options)
-        except TypeError as error:
-            raise BadHandler(f"The handler of reader {reader!r} for stream {name!r}: {error}.") from None
+        if unknown := options.keys() - _OPTIONS:
+            raise BadHandler(
+                f"The handler of reader {reader!r} for stream {name!r}: there is no option {', '.join(sorted(unknown))}; "
+                f"there are {', '.join(_OPTIONS)}."
+            )
+        handler = Handler(name, reader, function, **options)
         known = _handlers.setdefault(reader, {}).setdefault(name, handler)
         if known is not handler and _place(known.function) != _place(function):
             raise BadHandler(
@@ -269,7 +305,12 @@ def readers() -> list[str]:
 
 
 def handlers_of(reader: str) -> list[Handler]:
-    """Returns the handlers of a reader, sorted by stream. Raises ``UnknownReader``."""
+    """Returns the handlers of a reader, sorted by stream. Raises ``UnknownReader``.
+
+    If the reader is unknown so far, imports the modules ``handlers`` first: the caller may be a script.
+    """
+    if reader not in _handlers and apps.ready:
+        load_handlers()
     if reader not in _handlers:
         known = ", ".join(readers()) or "none"
         raise UnknownReader(

@@ -168,7 +168,7 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
     """
 
     def __init__(self, stream: BoundStream, after: Token | None, beat: float | None, using: str) -> None:
-        if beat is not None and beat <= 0:
+        if beat is not None and not (isinstance(beat, (int, float)) and beat > 0):
             raise ValueError(
                 f"Stream {stream.name}: listen(beat={beat!r}) is no time; give seconds, or None for no beat."
             )

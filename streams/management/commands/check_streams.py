@@ -88,8 +88,8 @@ class Command(SiteCommand):
             hopeless = {w.stream for w in wrong if not w.is_mendable}  # no trigger is installed without its sequence
             can_mend = tables or len(hopeless) < len(wrong)
             can_mend = can_mend or any(w.statement and w.stream not in hopeless for w in losing)
-            mends = ["--repair mends them"] if can_mend else []
-            raise CommandError(f"{' and '.join(bad)} are not in order; {'; '.join([*mends, *others])}.", returncode=1)
+            steps = dict.fromkeys([*(["--repair mends them"] if can_mend else []), *others])  # one may mend several
+            raise CommandError(f"{' and '.join(bad)} are not in order; {'; '.join(steps)}.", returncode=1)
 
     def _epoch(self, cursor: Any, *, new: bool, keep: bool) -> str:
         if new:
@@ -122,8 +122,9 @@ class Command(SiteCommand):
             names = [w.stream or "all" for w in weak]
             rows = ([name, w.problem, "yes" if w.loses else "no"] for name, w in zip(names, weak, strict=True))
             self.print_table(("held stream", "verdict", "loses facts"), rows)
-            for name, found in zip(names, weak, strict=True):  # statements to copy, too long for a cell
-                self.stdout.write(f"{name}: {found.fix}")
+            # Statements to copy, too long for a cell. One may mend several triggers.
+            for fix in dict.fromkeys(f"{name}: {found.fix}" for name, found in zip(names, weak, strict=True)):
+                self.stdout.write(fix)
         self.stdout.write(f"epoch {epoch}")
 
 

@@ -34,6 +34,15 @@ except UnknownStream as error:
     print(error)
 """
 
+HANDLERS = """
+from shop.models import Order
+from streams import handles
+
+@handles(Order, reader="mailer", each=True, begin="oldest")
+def mail(order):
+    print(f"mail: {order.order_id}")
+"""
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, url_of_test_database, django_db_blocker) -> Iterator[OwnProject]:
@@ -97,3 +106,14 @@ def test_rooms_without_the_catalog_are_refused_where_tables_are_made(project):
     with (project.folder / "settings.py").open("a") as file:
         file.write('INSTALLED_APPS += ["state", "events"]\n')
     assert "events.E001" in project.run("migrate", status=1)
+
+
+def test_a_reader_in_a_script_finds_its_handlers(project):
+    handlers = project.folder / "shop/handlers.py"
+    handlers.write_text(HANDLERS)
+    try:
+        project.script('from shop.models import Order; Order.stream.append(order_id="4713", status="paid")')
+        out = project.script('from streams.follow import Reader; print(Reader("mailer").catch_up())')
+        assert "mail: 4713" in out.splitlines()
+    finally:
+        handlers.unlink()

@@ -362,6 +362,22 @@ def test_the_check_warns_of_both(shop):
     assert found == {("Paid", "streams.W012"), ("Noted", "streams.W012"), *managers}
 
 
+def test_the_check_warns_of_a_fact_without_a_stream(shop):
+    """Somebody forgot the decorator."""
+
+    class Forgotten(Fact):
+        class Meta:
+            app_label = "streams"
+
+    try:
+        assert [(found.id, found.obj) for found in check_facts(None) if found.id == "streams.W022"] == [
+            ("streams.W022", Forgotten)
+        ]
+    finally:
+        del apps.all_models["streams"]["forgotten"]
+        apps.clear_cache()
+
+
 def test_the_shipped_models_pass():
     made_here = {"Paid", "Noted", "Open", "Proxied"}
     assert [warning for warning in check_facts(None) if warning.obj.__name__ not in made_here] == []

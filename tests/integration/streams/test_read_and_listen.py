@@ -246,6 +246,12 @@ def test_listener_without_a_token_begins_at_the_call():
     assert next(listener).stream_id == number
 
 
+@pytest.mark.parametrize("beat", [0, -1, "1"])
+def test_a_beat_that_is_no_time_is_refused(beat):
+    with pytest.raises(ValueError, match=r"listen\(beat=.*\) is no time"):
+        stream().listen(beat=beat)
+
+
 def test_listener_gives_none_after_each_beat_and_then_facts():
     listener = stream().listen(beat=0.2)
     began = time.monotonic()

@@ -12,7 +12,7 @@ from django.forms import modelform_factory
 from django.test.utils import isolate_apps
 
 from streams.core import lookup
-from streams.declare import stream
+from streams.declare import stream, upcast
 from streams.facts import Fact
 
 
@@ -54,6 +54,10 @@ def concrete() -> type[Any]:
         pytest.param(lambda: stream("orders")(made(stream=models.TextField())), "attribute 'stream'", id="stream"),
         pytest.param(lambda: stream("orders")(made(id_field=models.TextField())), "attribute 'id_field'", id="id_field"),
         pytest.param(lambda: stream("orders", key="word")(made()), "names no field", id="key"),
+        pytest.param(lambda: stream("orders", key=["stream_id"])(made()), "names no field", id="list as key"),  # type: ignore[arg-type]
+        pytest.param(
+            lambda: stream("orders")(made(stream_id=models.TextField())), "is a field of streams.Fact", id="field of Fact"
+        ),
         pytest.param(
             lambda: stream("orders", key="total")(made(total=models.DecimalField(max_digits=9, decimal_places=2))),
             "must name a text, a whole number or a UUID",
@@ -73,6 +77,13 @@ def concrete() -> type[Any]:
 def test_what_cannot_be_declared_is_refused_with_what_to_write(declare: Callable[[], Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         declare()
+
+
+@pytest.mark.parametrize("function", [lambda: {}, lambda row, more: row], ids=["of nothing", "of two"])
+def test_an_upcast_that_cannot_be_called_with_a_row_is_refused(function: Callable[..., Any]) -> None:
+    model = stream("orders", version=2)(made())
+    with pytest.raises(ValueError, match=r"upcast\('orders', 1\): .* is called with the older row"):
+        upcast(model, 1)(function)
 
 
 def test_a_new_fact_is_validated_without_what_the_append_fills_in() -> None:
