@@ -68,13 +68,18 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
+def asks_for_much(site: Site, takes: int) -> socket.socket:
+    """A staff user's connection on which 4 MB of facts come, and whose window is of so many bytes."""
+    cookie = session_cookie(User.objects.create_superuser("browser"))
+    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
+    more = f"Cookie: {cookie}\r\nConnection: close\r\n"
+    return connect(site.port, head("/admin/facts/stream/?stream=caches", more), takes=takes)
+
+
 def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
     """Streams of facts that were never read kept megabytes each, also when they had ended, for as long as their client liked."""
     site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
-    cookie = session_cookie(User.objects.create_superuser("deaf"))
-    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
-    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
-    with connect(site.port, said, takes=2048) as deaf:
+    with asks_for_much(site, takes=2048) as deaf:
         assert deaf.recv(20).startswith(b"HTTP/1.1 200 ")
         ours, connections = deaf.getsockname()[1], psutil.Process(site.id).net_connections
         wait_until(lambda: ours not in {one.raddr.port for one in connections("tcp") if one.raddr})
@@ -83,10 +88,7 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
 def test_a_client_that_reads_a_little_at_a_time_stays(start_site):
     """The kernel counts its time from the first closed window, also while the other end takes what fits in a small buffer."""
     site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
-    cookie = session_cookie(User.objects.create_superuser("slow"))
-    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
-    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
-    with connect(site.port, said, takes=4096) as slow:
+    with asks_for_much(site, takes=4096) as slow:
         read_slowly(slow, seconds=6.0)
 
 
