@@ -486,6 +486,27 @@ def test_hints_of_a_client_do_not_wait_before_the_facts_of_a_slow_follower(start
             slow.read_until("REMOTE_SERVER_UP again.org")
 
 
+def test_facts_of_a_slow_follower_wait_behind_few_hints_of_others(start_site):
+    """A quarter of a megabyte of them lay before each fact, in the kernel and here: on a line of 8 kB/s half a minute."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="600")
+    with (
+        WireClient(site.replication, "NAME slow\nREPLICATE", takes=4096) as slow,
+        positioned(site.replication, "quick") as quick,
+        positioned(site.replication, "flood") as flood,
+    ):
+        slow.read_until("POSITION caches")
+        for turn in range(6):
+            hints = [f"REMOTE_SERVER_UP {'a' * 224}{turn}{number:03}.org" for number in range(240)]
+            flood.say("\n".join(hints))
+            quick.read_until(hints[-1])
+            time.sleep(1)  # as much is relayed for one client in a second
+        [token] = append()
+        quick.read_until(f"RDATA caches master {token} ")
+        assert sum(map(len, quick.of("REMOTE_SERVER_UP"))) > 256 * 1024
+        slow.read_until(f"RDATA caches master {token} ")
+        assert sum(map(len, slow.of("REMOTE_SERVER_UP"))) < 64 * 1024
+
+
 def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(start_site):
     site, begun = start_site(), time.monotonic()
     for _ in range(1_000):

@@ -269,7 +269,7 @@ def test_listener_is_woken_and_does_not_poll(django_assert_num_queries):
 
 
 def test_page_of_a_listener_takes_three_statements(django_assert_num_queries):
-    """For the epoch, the rows, and what was trimmed, in a transaction of limited waits. The position is what woke the listener."""
+    """For the epoch, the rows, and what was trimmed, and three that limit waits. The position is what woke the listener."""
     listener = stream().listen(beat=0.01)
     assert next(listener) is None
     (number,) = append()
