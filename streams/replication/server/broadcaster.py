@@ -54,8 +54,8 @@ ANSWER_OTHERS_SECONDS = 0.05
 ANSWER_AGAIN_SECONDS, OTHERS_AGAIN_SECONDS = 0.1, 1.0
 #: A client has read its last answer when fewer bytes than this wait in its buffer.
 ANSWER_READ_BYTES = 4 * 1024
-#: A client for which more bytes than this are unsent gets no relayed lines, and no positions for which others have asked. Facts
-#: would come late behind them on a slow line, and a client that sends many such lines, or asks each second, would have others cut.
+#: A client for which more bytes than this are unsent gets no relayed lines, and no positions for which others have asked.
+#: Facts would come late behind them, and a client that sends many such lines, or asks each second, would have slow ones cut.
 RELAY_BYTES = 16 * 1024
 #: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
