@@ -244,6 +244,8 @@ except BadHandler as error:
     assert "order_id, which has its keys, is of type bpchar" in str(error), error
 else:
     raise AssertionError(f"not refused: {told('mailer')}")
+finally:
+    execute("ALTER TABLE shop_order ALTER order_id TYPE text")  # other scripts have the same table
 """
 #: What a handler does to its transaction, session or thread with one fact is that fact's failure: it is parked, and others go on.
 ENDS = """
