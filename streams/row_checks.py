@@ -22,6 +22,7 @@ from streams.db.advice import MIGRATE, about_missing_relation
 from streams.holds.weaknesses import losing
 from streams.runtime.command_line import SITE_CHECKS
 from streams.sequence import StreamSequence
+from streams.writing.key_columns import FIX, loose_keys
 
 
 @register(SITE_CHECKS)
@@ -173,7 +174,10 @@ def _missing_sequences(alias: str) -> Iterator[CheckMessage]:
 def check_holds(
     app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Finds streams whose triggers or sequence let facts go around their holds. Runs when ``check_sequences`` does."""
+    """Finds streams whose triggers or sequence let facts go around their holds, or whose keys cannot be locked.
+
+    Runs when ``check_sequences`` does.
+    """
     found: list[CheckMessage] = []
     hint = "Readers can miss facts: manage.py check_streams says what to do, and mends most of it with --repair."
     for alias in databases or ():
@@ -184,5 +188,10 @@ def check_holds(
                 # A warning: ``migrate`` may be about to mend it.
                 Warning(f"{weak.subject}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
                 for weak in losing(cursor)
+            ]
+            of_database = [stream for stream in lookup.all_streams() if stream.database == alias]
+            found += [
+                Warning(f"Stream {name!r}: {problem}.", hint=FIX, id="streams.W022")
+                for name, problem in loose_keys(cursor, of_database)
             ]
     return found

@@ -15,11 +15,11 @@ from django.utils.deprecation import MiddlewareMixin
 from django.views.defaults import server_error
 
 from streams.db import driver
+from streams.db.consistent_read import AWAY, sentence_for
 from streams.runtime.logs import get_logger
 from streams.runtime.text import one_line
 
 log = get_logger(__name__)
-AWAY = "The database cannot be read."
 RETRY_SECONDS = 5
 _LOST = (OperationalError, InterfaceError)
 
@@ -72,10 +72,9 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
 
     Logs the error if the database was not known to be away.
     """
-    is_missing, sentence = _is_missing(error), reason_for_viewers(error)
+    is_missing = _is_missing(error)
     is_locked = isinstance(error.__cause__, driver.lock_timed_out)
-    if is_locked and request.user.is_staff:
-        sentence = f"{AWAY[:-1]}: {one_line(error)}."
+    sentence = reason_for_viewers(error) if is_missing else sentence_for(request, error)
     if is_missing:
         log.error("site.table_missing", error=sentence)
     else:

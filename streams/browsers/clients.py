@@ -32,7 +32,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from streams.browsers.threads import CHECKS, READS, leave_the_requests_thread
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.db.consistent_read import limited_waits
+from streams.db.consistent_read import limited_waits, sentence_for
 from streams.errors import EpochChanged, ResyncNeeded, TokenError
 from streams.instances import row_of
 from streams.runtime.logs import get_logger
@@ -168,9 +168,7 @@ class BrowserClient:
         except TokenError as error:
             raise Refused(400, str(error)) from None
         except driver.database_lost as error:
-            if isinstance(error.__cause__, driver.lock_timed_out):  # not for everybody: it names who keeps the lock
-                raise
-            raise Refused(503, "The database cannot be read.") from None
+            raise Refused(503, await CHECKS.run(sentence_for, self._request, error)) from None
         finally:
             if not has_started:
                 self.end("refused")

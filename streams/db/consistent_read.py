@@ -17,9 +17,11 @@ from streams.core.sequences import locked_tables
 from streams.db import driver
 from streams.db.long_transactions import NO_LIMITS
 from streams.db.snapshots import seeing_commits
+from streams.runtime.text import one_line
 
 #: Longest wait for a lock on a table. Who asks must learn who keeps it, and not wait as long as it is kept.
 LOCK_SECONDS = 0.5
+AWAY = "The database cannot be read."
 
 
 @contextmanager
@@ -64,6 +66,17 @@ def limited_waits(using: str, begin: Callable[[str], AbstractContextManager[Any]
         if not locked:  # not any more
             raise
         raise OperationalError(f"table {locked}: end that transaction") from error.__cause__
+
+
+def sentence_for(request: Any, error: BaseException) -> str:
+    """Returns the sentence with which to answer a request that ended with this error of the database.
+
+    Only staff learns who keeps a table locked. May read the request's user.
+    """
+    is_locked = isinstance(error.__cause__, driver.lock_timed_out)
+    if is_locked and getattr(getattr(request, "user", None), "is_staff", False):
+        return f"{AWAY[:-1]}: {one_line(error)}."
+    return AWAY
 
 
 @contextmanager

@@ -13,10 +13,12 @@ from streams.core.declaration import FactTable, quoted
 from streams.core.queries import bounds_sql, order_sql, read_whole, row_of, selected_sql, token_sql
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
+from streams.errors import BadHandler
 from streams.follow.handlers import Handler
 from streams.follow.part_keys import key_sql, part_sql, short_key
 from streams.follow.table_source import TableSource
 from streams.replication.protocol.ordering import FollowedRow
+from streams.writing.key_columns import FIX, loose_columns
 
 #: Facts whose parts are read at a time.
 WINDOW_ROWS = 5_000
@@ -40,6 +42,15 @@ class PartSource(TableSource):
         self._key = key_sql(self._declaration, handler.by)
         self._part = part_sql(self._key)
         (self._table,) = self._declaration.tables
+
+    def first_token(self) -> VectorToken:
+        """Returns what ``TableSource.first_token`` does. Raises ``BadHandler`` if the column cannot have keys."""
+        stream, by = self._declaration.name, self._handler.by
+        column = next(column.name for column in self._table.stored if column.key == by)
+        with self._connection.cursor() as cursor:
+            for _, problem in loose_columns(cursor, [(stream, self._table.name, column)]):
+                raise BadHandler(f"Reader {self._handler.reader!r} of stream {stream!r}: by={by!r}: {problem}. {FIX}")
+        return super().first_token()
 
     def look(self, after: int) -> int:
         """Returns the position up to which all facts are complete now."""

@@ -21,8 +21,9 @@ from streams.db import driver
 from streams.epochs import check_epoch, current_epoch, is_standby
 from streams.errors import EpochChanged
 from streams.follow.handlers import Begin, Handler
+from streams.follow.stored_cursors import CursorMoved
 from streams.reading import watcher
-from streams.reading.possible_positions import positions_and_sequence, seen_positions_and_sequence
+from streams.reading.possible_positions import positions_and_sequence, seen_positions_and_sequence, went_back
 from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.common.batch_sizer import BatchSizer
 from streams.replication.protocol.ordering import FollowedRow, View
@@ -87,6 +88,7 @@ class TableSource:
         self._connection = driver.KeptConnection(using, f"replsite fetch {handler.reader}", reads_in_order=True)
         self._pace = BatchSizer()
         self._target: VectorToken | None = None
+        self._stored: Mapping[str, StoredPosition] = {}
         self.writers: tuple[str, ...] = ()
         self.session_lock: int | None = None
         """The key of a lock that the session holds which looked last. None if this source goes by stored positions."""
@@ -139,8 +141,8 @@ class TableSource:
     def next(self, after: VectorToken) -> Batch:
         """Returns the next rows after the cursor ``after``, about as many as the handler's ``chunk_rows``.
 
-        Looks only after all facts up to the earlier positions were read. Raises ``EpochChanged``, ``ResyncNeeded`` or
-        ``DatabaseError``.
+        Looks only after all facts up to the earlier positions were read. Raises ``EpochChanged``, ``ResyncNeeded``,
+        ``CursorMoved`` or ``DatabaseError``.
         """
         with self._connection.cursor() as cursor:
             if self._target is None or next_range(after, self._target) is None:
@@ -151,6 +153,12 @@ class TableSource:
 
     def _read_target(self, cursor: Any, after: VectorToken) -> VectorToken:
         stored, given_out = self._present(cursor)
+        if not self._handler.may_read_ahead:
+            # Without this: a dump is loaded in one transaction, and no statement of ours fails. A cursor in another database
+            # stays where it is, above facts that get their IDs again. Who begins again asks for the epoch.
+            name, before, self._stored = self._declaration.name, self._stored, stored
+            if went_back({name: before}, {name: stored}):
+                raise CursorMoved
         self._check_given_out(cursor, after, given_out)
         self.writers = tuple(stored)
         return _target(self._handler.view, stored)

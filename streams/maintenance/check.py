@@ -26,6 +26,7 @@ from streams.holds.constraint import StreamHolds
 from streams.holds.weaknesses import Weakness, probe, weaknesses
 from streams.reading.rows import stored_positions
 from streams.stream_object import Stream
+from streams.writing.key_columns import FIX, loose_keys
 
 #: Kinds of weaknesses that ``inspect_streams`` finds, too.
 _OF_SEQUENCES = frozenset({"cache", "increment", "cycle", "unlogged"})
@@ -88,6 +89,7 @@ def inspect_holds(cursor: Any, other: Any) -> list[Weakness]:
         for (name,) in cursor.fetchall()
     ]
     found = [w for w in weaknesses(cursor) if w.kind not in _OF_SEQUENCES]
+    found += [Weakness(name, problem, FIX, loses=False) for name, problem in loose_keys(cursor, registry.all_streams())]
     return [
         *(_with_statement(w) if w.table or w in unheld else w for w in unheld + found),
         *probe(cursor, other),

@@ -24,6 +24,7 @@ from django.db import connections
 
 from streams.core.tokens import VectorToken
 from streams.db import driver, testcase
+from streams.db.consistent_read import limited_waits
 from streams.errors import EpochChanged, InTransaction, ResyncNeeded
 from streams.reading.given_token import Token, base_of
 from streams.runtime.logs import Condition, get_logger
@@ -257,8 +258,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         try:
             read = self._read()
         except driver.database_lost as error:
-            if not self._has_read:
-                raise
             self._lost(error)
             return None
         self._read_succeeded()
@@ -272,8 +271,10 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
                 f"for as long as it listens. Leave the atomic block first; read() may be called inside."
             )
         try:
-            self.start()
-            return read_after(self._stream, self._after, self._using, asks=False)
+            # All browsers of a process read in one thread, where those of other streams would wait for a locked table, too.
+            with limited_waits(self._using):
+                self.start()
+                return read_after(self._stream, self._after, self._using, asks=False)
         except driver.database_lost:
             if not connection.in_atomic_block:
                 connection.close()
@@ -329,8 +330,6 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         try:
             read = await reading
         except driver.database_lost as error:
-            if not self._has_read:
-                raise
             self._lost(error)
             return None
         if read is not None:
@@ -413,6 +412,8 @@ class Listener(Iterator[Any], AsyncIterator[Any]):
         self._away.ends()
 
     def _lost(self, error: BaseException) -> None:
+        if not self._has_read and not isinstance(error.__cause__, driver.lock_timed_out):
+            raise error
         self._must_read = True
         self._away.begins(driver.explain(error))
 

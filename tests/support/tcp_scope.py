@@ -31,6 +31,11 @@ class MemoryTransport:
         return len(self.waiting)
 
     @property
+    def unsent_bytes(self) -> int:
+        """Returns ``buffered_bytes``."""
+        return self.buffered_bytes
+
+    @property
     def waiting_lines(self) -> int:
         """Returns the number of line ends that the client has not taken."""
         return self.waiting.count(b"\n")

@@ -14,8 +14,13 @@ from tests.support.waiting import DEADLINE_SECONDS
 class WireClient:
     """Lines to and from a replication port."""
 
-    def __init__(self, port: int, hello: str = "") -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS)
+    def __init__(self, port: int, hello: str = "", takes: int = 0) -> None:
+        """``takes``: its receive buffer."""
+        self.socket = socket.socket()
+        self.socket.settimeout(DEADLINE_SECONDS)
+        if takes:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
+        self.socket.connect(("127.0.0.1", port))
         self.lines: list[str] = []
         self._rest = b""
         self.at_end = False

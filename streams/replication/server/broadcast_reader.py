@@ -50,6 +50,8 @@ from streams.runtime.logs import Condition, get_logger
 log = get_logger(__name__)
 #: Most rows of one writer that a round reads. The rest follows in the next round.
 ROWS_PER_READ = 1_000
+#: While positions are lower than they were, or gone, the epoch is read once in this time.
+ASK_AGAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class BroadcastReader:
         """True if ``_epoch`` was read on the present connection, and not from a standby."""
         self._has_many_rows: dict[str, bool] = {}
         """Stream -> true if its last read had a fact of several rows. The next read probably has one, too."""
+        self._asks_again_at = -math.inf
         self._waits = Condition(log, "broadcaster.stream_locked", "broadcaster.stream_free")
         self._connection = driver.KeptConnection(using, name, reads_in_order=True, lock_seconds=LOCK_SECONDS)
 
@@ -152,9 +155,11 @@ class BroadcastReader:
         found = possible_positions(cursor, None if only is None else sorted(only), self._known, reads_often=True)
         known = {name: at for name, at in self._known.items() if only is None or name in only}
         back = {name for name, at in known.items() if went_back({name: at}, found)}
-        # What went back is not learned, so that the epoch is read at each call until it has begun.
+        # What went back is not learned, so that the epoch is read again and again until it has begun.
         self._known.update({name: at for name, at in found.items() if name not in back})
-        if back:
+        if back and time.monotonic() >= self._asks_again_at:
+            # Not in each round: the stream may have no row because an operator has deleted it.
+            self._asks_again_at = time.monotonic() + ASK_AGAIN_SECONDS
             # Without this: a dump is loaded in one transaction, and no statement of ours fails. The facts up to the position that
             # was shown last are missing in the dump, and those that get their IDs would reach no follower.
             self._knows_epoch = False

@@ -54,10 +54,9 @@ ANSWER_OTHERS_SECONDS = 0.05
 ANSWER_AGAIN_SECONDS, OTHERS_AGAIN_SECONDS = 0.1, 1.0
 #: A client has read its last answer when fewer bytes than this wait in its buffer.
 ANSWER_READ_BYTES = 4 * 1024
-#: A client in whose buffer more bytes than this wait gets no relayed lines, and no positions for which others have asked. They
-#: would wait with the facts behind them, and a client that sends many such lines, or asks each second, would have clients on slow
-#: lines cut.
-RELAY_BYTES = 64 * 1024
+#: A client for which more bytes than this are unsent gets no relayed lines, and no positions for which others have asked.
+#: Facts would come late behind them, and a client that sends many such lines, or asks each second, would have slow ones cut.
+RELAY_BYTES = 16 * 1024
 #: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
 #: The share of the loop's time for clients that each send little, and the most of it that may be saved up. Eight hundred
@@ -334,7 +333,7 @@ class Broadcaster:
         Returns the number of clients that were left out, because too much waits for them.
         """
         all_wanting = [client for client in self.clients.values() if wants(client)]
-        wanting = {client for client in all_wanting if client.buffered_bytes <= RELAY_BYTES}
+        wanting = {client for client in all_wanting if client.unsent_bytes <= RELAY_BYTES}
         senders = [line.sender for line in lines]
         data = b"".join([line.data for line in lines])
         self._write(data, Counter(line.word for line in lines), wanting, senders)
@@ -356,7 +355,7 @@ class Broadcaster:
             [
                 client
                 for client in self.clients.values()
-                if client.answered < self._replicates and client.buffered_bytes <= RELAY_BYTES
+                if client.answered < self._replicates and client.unsent_bytes <= RELAY_BYTES
             ]
         )
 

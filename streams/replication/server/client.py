@@ -26,6 +26,8 @@ class Transport(Protocol):
     @property
     def buffered_bytes(self) -> int: ...
     @property
+    def unsent_bytes(self) -> int: ...
+    @property
     def waiting_lines(self) -> int: ...
     @property
     def kernel_bytes(self) -> tuple[int, int]: ...
@@ -87,6 +89,11 @@ class ReplicationClient:
     def buffered_bytes(self) -> int:
         """Returns the number of sent bytes that the client has not taken yet."""
         return self._transport.buffered_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Returns the number of sent bytes that have not left this host. What is sent now comes behind them."""
+        return self._transport.unsent_bytes
 
     def keep_place(self) -> None:
         """Protects the connection from being closed to make room for new connections.

@@ -20,7 +20,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from streams.db import driver
@@ -40,7 +40,7 @@ from streams.replication.protocol.commands import (
     format_line,
     parse_line,
 )
-from streams.replication.server.broadcaster import Broadcaster, RelayedLine
+from streams.replication.server.broadcaster import RELAY_BYTES, Broadcaster, RelayedLine
 from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import get_logger
 
@@ -254,9 +254,10 @@ class Relay:
         known = [line for line in due if line.word not in LATER_WORDS]
         later = [line for line in due if line.word in LATER_WORDS]
         for lines, wants in ((known, lambda _: True), (later, lambda client: client.knows_later_commands)):
-            left_out = self._broadcaster.relay(lines, wants) if lines else 0
-            for line in lines if left_out else ():
-                self.dropped[line.word] += left_out
+            for piece in _pieces(lines):
+                left_out = self._broadcaster.relay(piece, wants)
+                for line in piece if left_out else ():
+                    self.dropped[line.word] += left_out
         ended = time.monotonic()
         pause = min((ended - started) * PAUSES, LONGEST_PAUSE_SECONDS)
         self._next_write = max(started + GAP_SECONDS, ended + pause)
@@ -324,6 +325,23 @@ class Relay:
         lines = self._lines(commands, None, room)
         self._of_servers.add(part.server, sum(map(_weight, lines)), len(commands) - len(lines))
         self._send_to_clients(lines)
+
+
+def _pieces(lines: Sequence[RelayedLine]) -> Iterator[list[RelayedLine]]:
+    """Yields the lines in pieces that end with the line by which they reach ``RELAY_BYTES``.
+
+    Before each piece it is checked anew how much waits for each client: lines of a whole second may come at once.
+    """
+    piece: list[RelayedLine] = []
+    size = 0
+    for line in lines:
+        piece.append(line)
+        size += len(line.data)
+        if size >= RELAY_BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
 
 
 def _weight(line: RelayedLine) -> int:

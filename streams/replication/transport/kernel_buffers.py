@@ -18,6 +18,7 @@ from typing import TypeVar
 
 C = TypeVar("C")
 _NOTHING = bytes(4)
+_SIOCOUTQNSD = 0x894B
 
 
 def kernel_bytes(descriptor: int) -> tuple[int, int]:
@@ -28,6 +29,14 @@ def kernel_bytes(descriptor: int) -> tuple[int, int]:
     if descriptor < 0 or sys.platform != "linux":
         return 0, 0
     return _ask(descriptor, termios.TIOCOUTQ), _ask(descriptor, termios.FIONREAD)
+
+
+def unsent_bytes(descriptor: int) -> int:
+    """Returns the number of bytes of a TCP socket that the kernel has not sent yet: the line, or the other end, takes no more.
+
+    0 for a closed descriptor and on systems other than Linux.
+    """
+    return _ask(descriptor, _SIOCOUTQNSD) if descriptor >= 0 and sys.platform == "linux" else 0
 
 
 def _ask(descriptor: int, question: int) -> int:

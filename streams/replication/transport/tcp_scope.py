@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from streams.replication.protocol.access import Access, AllowedTransport
-from streams.replication.transport.kernel_buffers import bound_the_rest, end_unanswered, kernel_bytes
+from streams.replication.transport.kernel_buffers import bound_the_rest, end_unanswered, kernel_bytes, unsent_bytes
 from streams.replication.transport.tcp_places import TcpPlaces
 from streams.replication.transport.tls import (
     HANDSHAKE,
@@ -151,6 +151,11 @@ class TcpConnection(asyncio.Protocol):
         Both counts are 0 on systems that do not report them.
         """
         return kernel_bytes(self.descriptor)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Returns the number of written bytes that have not left this host: ``buffered_bytes``, and those of the kernel."""
+        return self.buffered_bytes + unsent_bytes(self.descriptor)
 
     @property
     def descriptor(self) -> int:

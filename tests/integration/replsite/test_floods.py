@@ -68,13 +68,18 @@ def counted(reason: str, kind: str = "refused", least: int = 1) -> None:
 # --- what waits for a client ------------------------------------------------------------------------------------------
 
 
+def asks_for_much(site: Site, takes: int) -> socket.socket:
+    """A staff user's connection on which 4 MB of facts come, and whose window is of so many bytes."""
+    cookie = session_cookie(User.objects.create_superuser("browser"))
+    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
+    more = f"Cookie: {cookie}\r\nConnection: close\r\n"
+    return connect(site.port, head("/admin/facts/stream/?stream=caches", more), takes=takes)
+
+
 def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
     """Streams of facts that were never read kept megabytes each, also when they had ended, for as long as their client liked."""
     site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
-    cookie = session_cookie(User.objects.create_superuser("deaf"))
-    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
-    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
-    with connect(site.port, said, takes=2048) as deaf:
+    with asks_for_much(site, takes=2048) as deaf:
         assert deaf.recv(20).startswith(b"HTTP/1.1 200 ")
         ours, connections = deaf.getsockname()[1], psutil.Process(site.id).net_connections
         wait_until(lambda: ours not in {one.raddr.port for one in connections("tcp") if one.raddr})
@@ -83,10 +88,7 @@ def test_an_answer_that_nobody_takes_is_not_kept_for_ever(start_site):
 def test_a_client_that_reads_a_little_at_a_time_stays(start_site):
     """The kernel counts its time from the first closed window, also while the other end takes what fits in a small buffer."""
     site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="1")
-    cookie = session_cookie(User.objects.create_superuser("slow"))
-    registry.get("caches").append(*[CacheInvalidation(cache_name="x", keys=["k" * 10_000]) for _ in range(400)])
-    said = head("/admin/facts/stream/?stream=caches", f"Cookie: {cookie}\r\nConnection: close\r\n")
-    with connect(site.port, said, takes=4096) as slow:
+    with asks_for_much(site, takes=4096) as slow:
         read_slowly(slow, seconds=6.0)
 
 
@@ -482,6 +484,27 @@ def test_hints_of_a_client_do_not_wait_before_the_facts_of_a_slow_follower(start
         with positioned(site.replication, "other") as other:  # the flood has had its part of this second
             other.say("REMOTE_SERVER_UP again.org")
             slow.read_until("REMOTE_SERVER_UP again.org")
+
+
+def test_facts_of_a_slow_follower_wait_behind_few_hints_of_others(start_site):
+    """A quarter of a megabyte of them lay before each fact, in the kernel and here: on a line of 8 kB/s half a minute."""
+    site = start_site(REPLSITE_SEND_STALL_LIMIT_SECONDS="600")
+    with (
+        WireClient(site.replication, "NAME slow\nREPLICATE", takes=4096) as slow,
+        positioned(site.replication, "quick") as quick,
+        positioned(site.replication, "flood") as flood,
+    ):
+        slow.read_until("POSITION caches")
+        for turn in range(6):
+            hints = [f"REMOTE_SERVER_UP {'a' * 224}{turn}{number:03}.org" for number in range(240)]
+            flood.say("\n".join(hints))
+            quick.read_until(hints[-1])
+            time.sleep(1)  # as much is relayed for one client in a second
+        [token] = append()
+        quick.read_until(f"RDATA caches master {token} ")
+        assert sum(map(len, quick.of("REMOTE_SERVER_UP"))) > 256 * 1024
+        slow.read_until(f"RDATA caches master {token} ")
+        assert sum(map(len, slow.of("REMOTE_SERVER_UP"))) < 64 * 1024
 
 
 def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(start_site):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.test import AsyncClient, Client
+from django.contrib.auth.models import User
+from django.test import AsyncClient, AsyncRequestFactory, Client
 
 from replsite import health
 from replsite.live_rows.shared import SHARED
+from streams import durable, stream_view
 from tests.support.waiting import DEADLINE_SECONDS, wait_until
 from tests.support.wire_client import positioned
-from tests.support.writing import append, session
+from tests.support.writing import append, session, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -69,6 +72,17 @@ def test_streams_for_browsers_name_who_locks_the_positions(locker: int, admin_cl
     answer = async_to_sync(made.get)(f"/admin/facts/{path}")
     assert answer.status_code == 503
     assert f"is locked by database session {locker} of role " in answer.content.decode()
+
+
+@pytest.mark.parametrize("make", [stream_view, durable])
+@pytest.mark.parametrize("is_staff", [True, False])
+def test_a_project_without_our_middleware_names_the_locker_to_staff(locker: int, make: Any, is_staff: bool):
+    request: Any = AsyncRequestFactory().get("/")
+    request.user = User(is_staff=is_staff)
+    answer = async_to_sync(make(stream(), allow=lambda _: True, render=str))(request)
+    assert answer.status_code == 503
+    assert answer["Retry-After"]
+    assert (f"is locked by database session {locker} of role " in answer.content.decode()) is is_staff
 
 
 def test_followers_get_all_facts_after_the_positions_were_locked(port: int):

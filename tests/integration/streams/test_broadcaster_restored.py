@@ -126,7 +126,19 @@ async def test_a_restore_that_ends_no_session_and_fails_no_statement_is_noticed(
         await served.broadcaster.stop()
 
 
-def test_an_epoch_that_begins_after_the_positions_went_back_is_noticed(served):
+def test_a_stream_whose_only_row_an_operator_deleted_costs_no_statement_in_each_round(served, monkeypatch):
+    asked, current = [], epochs.current_epoch
+    monkeypatch.setattr("streams.epochs.current_epoch", lambda cursor: asked.append(1) or current(cursor))
+    reader = served.broadcaster._reader
+    reader.snapshot()
+    StreamPosition.objects.filter(stream="caches").delete()
+    for _ in range(20):
+        reader.snapshot()
+    assert 2 <= len(asked) < 20, "at the start, and once a second"
+
+
+def test_an_epoch_that_begins_after_the_positions_went_back_is_noticed(served, monkeypatch):
+    monkeypatch.setattr("streams.replication.server.broadcast_reader.ASK_AGAIN_SECONDS", 0.0)
     reader = served.broadcaster._reader
     reader.snapshot()
     StreamPosition.objects.filter(stream="caches").update(position=5)

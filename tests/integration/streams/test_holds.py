@@ -13,6 +13,7 @@ from django.db import DatabaseError, IntegrityError, connection, connections, mo
 
 from streams.core.tokens import VectorToken
 from streams.db import driver
+from streams.db.copy_in import copy_in
 from streams.holds.constraint import StreamHolds
 from streams.holds.installed_sql import FUNCTIONS, class_of
 from streams.holds.look import Seen, holders, look
@@ -164,6 +165,24 @@ def test_copy_is_an_append(writer: Session, reader: Session):
     assert reader.seen() == Seen(given=4, position=1, open={0: 1})
     writer("COMMIT")
     assert texts_upto(reader, reader.seen().position) == ["a", "b", "c"]
+
+
+def test_a_frozen_copy_is_seen_by_nobody_before_its_commit(writer: Session, reader: Session):
+    """All snapshots see its rows. But PostgreSQL freezes only in tables that the same transaction has made or emptied."""
+    writer("BEGIN")
+    with pytest.raises(driver.DatabaseError, match="cannot perform COPY FREEZE"):
+        copy_in(writer.cursor, "COPY held_order (text) FROM STDIN (FREEZE)", [b"a\n"])
+    writer("ROLLBACK")
+    writer("BEGIN; CREATE TABLE held_child () INHERITS (held_order)")
+    writer("SELECT streams_hold_table('held_order', 'orders', 'orders_stream_seq')")
+    copy_in(writer.cursor, "COPY held_child (id, text) FROM STDIN (FREEZE)", [b"1\ta\n2\tb\n"])
+    assert reader.seen() == Seen(given=3, position=1, open={0: 1})
+    reader("SET lock_timeout = 10")
+    with pytest.raises(driver.lock_timed_out):  # who makes it one of the stream's tables keeps them locked
+        reader("SELECT FROM held_order")
+    writer("COMMIT")
+    assert texts_upto(reader, reader.seen().position) == ["a", "b"]
+    writer("DROP TABLE held_child")
 
 
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])

@@ -245,3 +245,25 @@ def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
     assert sum(map(len, found.values())) == 8 * 30
     assert len(found) > 36
     assert sum(map(int, lost)) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('text COLLATE "keys".loose', "shop_entry.account, which has its keys, is of collation loose"),
+        ("char(9)", "shop_entry.account, which has its keys, is of type bpchar"),
+    ],
+)
+def test_a_key_in_whose_column_other_values_are_equal_is_found(shop: Shop, change: str, words: str) -> None:
+    """Locks go by bytes: two writers could append after the same fact of the key that 'A' and 'a' are here."""
+    check = ["-m", "django", "check", "--database", "default"]
+    assert "streams.W022" not in shop.run(*check)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE COLLATION keys.loose (locale = 'C')")
+        cursor.execute(f"ALTER TABLE keys.shop_entry ALTER account TYPE {change}")
+        # PostgreSQL may be built without ICU here, the only provider that has them.
+        cursor.execute("UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'loose'")
+    found = shop.run(*check)
+    assert "streams.W022" in found and words in found
+    found = shop.run("-m", "django", "check_streams")
+    assert words in found and "deterministic collation: ALTER TABLE" in found

@@ -275,13 +275,34 @@ def test_listener_is_woken_and_does_not_poll(django_assert_num_queries):
 
 
 def test_page_of_a_listener_takes_three_statements(django_assert_num_queries):
-    """For the epoch, the rows, and what was trimmed. The position is what woke the listener."""
+    """For the epoch, the rows, and what was trimmed, and three that limit waits. The position is what woke the listener."""
     listener = stream().listen(beat=0.01)
     assert next(listener) is None
     (number,) = append()
     stream().wait_for(number)
-    with django_assert_num_queries(3):
+    with django_assert_num_queries(3 + 3):
         assert next(listener).stream_id == number
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_listener_waits_for_a_locked_table_without_keeping_its_thread(is_first: bool, caplog):
+    """All browsers of a process read in one thread: the first that met a locked table kept the others from their facts."""
+    token = stream().read(newest=True).next
+    listener = stream().listen(after=token, beat=0.1)
+    if not is_first:
+        assert next(listener) is None
+    with session() as cursor:
+        (number,) = append()
+        stream().wait_for(number)
+        cursor.execute("BEGIN; LOCK TABLE streams_cacheinvalidation")
+        end = threading.Timer(DEADLINE_SECONDS / 2, cursor.execute, ["ROLLBACK"])
+        end.start()
+        assert next(listener) is None
+        end.cancel()
+        end.join()
+        assert "streams_cacheinvalidation is locked by database session" in caplog.text
+        cursor.execute("ROLLBACK")
+    assert next(found for found in listener if found is not None).stream_id == number
 
 
 def test_listener_inside_of_a_transaction_is_refused():

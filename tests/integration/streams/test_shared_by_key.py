@@ -233,6 +233,20 @@ append("c", [21])
 catch_up("mailer")
 assert told("mailer") == appended()
 """
+LOOSE = """
+from shop.handlers import execute
+from streams.errors import BadHandler
+execute("ALTER TABLE shop_order ALTER order_id TYPE char(9)")
+append(["a", "a "], range(3))
+try:
+    Reader("mailer").catch_up()
+except BadHandler as error:
+    assert "order_id, which has its keys, is of type bpchar" in str(error), error
+else:
+    raise AssertionError(f"not refused: {told('mailer')}")
+finally:
+    execute("ALTER TABLE shop_order ALTER order_id TYPE text")  # other scripts have the same table
+"""
 #: What a handler does to its transaction, session or thread with one fact is that fact's failure: it is parked, and others go on.
 ENDS = """
 import logging
@@ -477,6 +491,7 @@ def count_by(process: int) -> int:
     [
         pytest.param(SHARED, id="shared"),
         pytest.param(POISON, id="poison"),
+        pytest.param(LOOSE, id="a column in which other values are equal"),
         pytest.param(ENDS, id="ends of transaction, session and thread"),
         pytest.param(ROWS, id="rows"),
         pytest.param(ENDS_OF_ROWS, id="ends of rows"),

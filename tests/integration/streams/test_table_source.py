@@ -14,7 +14,9 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.follow import Begin, Handler, View
+from streams.follow.stored_cursors import CursorMoved
 from streams.follow.table_source import TableSource
+from streams.models import StreamPosition
 from tests.support.writing import append, as_instance, other_writer, store_positions, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -49,6 +51,18 @@ def test_facts_come_as_soon_as_they_are_committed_and_not_before(source, cursor)
         batch = source.next(cursor)
         assert tokens(batch) == [] and not batch.cursor.covers("master", held)
     assert tokens(source.next(batch.cursor)) == [held]  # nobody has stored a position since
+
+
+def test_positions_that_went_back_let_a_reader_begin_again_whose_cursor_lies_elsewhere(positions_by_hand):
+    """A dump that was loaded in one transaction ends no session. The reader did not ask for the epoch, and passed facts."""
+    (number,) = append(1)
+    StreamPosition.objects.update_or_create({"position": number}, stream="caches", instance_name="master")
+    with closing(TableSource(Handler("caches", "r", print, atomic=False), "default")) as source:
+        cursor = source.next(VectorToken(number - 1)).cursor
+        StreamPosition.objects.filter(stream="caches").update(position=number - 1)
+        with pytest.raises(CursorMoved):
+            source.next(cursor)
+        assert tokens(source.next(cursor)) == []
 
 
 def test_facts_that_were_found_are_read_before_the_next_look(source, cursor, monkeypatch):

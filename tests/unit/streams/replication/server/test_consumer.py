@@ -231,7 +231,7 @@ async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, mon
         monkeypatch.setattr(f"streams.replication.server.relay.{name}", 10**6)
     monkeypatch.setattr("streams.replication.server.broadcaster.CHECK_EVERY_BYTES", 10_000)
     # Below RELAY_BYTES: a client for which more waits is left out, and with small batches of lines would never reach the limit.
-    broadcaster.settings = replace(broadcaster.settings, send_buffer_limit_bytes=50_000)
+    broadcaster.settings = replace(broadcaster.settings, send_buffer_limit_bytes=15_000)
     sender, stuck = await connect(), await connect()
     stuck.transport.stuck = True
     line = b"REMOTE_SERVER_UP " + b"a" * 250 + b"\n"

@@ -35,7 +35,7 @@ class FakePeer:
 
     def __init__(self, *, knows_later_commands: bool = False) -> None:
         self.knows_later_commands = knows_later_commands
-        self.buffered_bytes = 0
+        self.buffered_bytes = self.unsent_bytes = 0
         self.pieces: list[tuple[bytes, int]] = []
         self.label, self.is_open, self.key = "other", True, uuid.uuid4().hex
         self.connected_at = 0.0
@@ -338,11 +338,25 @@ def test_pieces_fit_a_notification_and_make_the_whole(size):
 
 async def test_a_client_for_which_much_waits_is_left_out_and_counted(relay, broadcaster):
     other = broadcaster.clients["other"]
-    other.buffered_bytes = RELAY_BYTES + 1
+    other.unsent_bytes = RELAY_BYTES + 1
     relay.pass_on([UP], broadcaster.clients["sender"])
     heard_elsewhere(relay, format_line(UP))
     relay._write_due()
     assert (other.heard, relay.dropped) == (b"", {UP.WORD: 2})
+
+
+async def test_lines_of_a_whole_second_at_once_are_left_out_for_who_does_not_take_them(relay, broadcaster):
+    class Slow(FakePeer):
+        def write_shared(self, data: bytes, lines: int, now: float) -> None:
+            super().write_shared(data, lines, now)
+            self.unsent_bytes += len(data)
+
+    slow = broadcaster.clients["slow"] = Slow()
+    relay.pass_on([RemoteServerUp(f"{number:03}{'a' * 40}") for number in range(1_000)], broadcaster.clients["sender"])
+    quick = broadcaster.clients["other"]
+    assert len(quick.heard) > 3 * RELAY_BYTES
+    assert RELAY_BYTES < len(slow.heard) < 2.1 * RELAY_BYTES and quick.heard.startswith(slow.heard)
+    assert relay.dropped == {UP.WORD: quick.heard.count(b"\n") - slow.heard.count(b"\n")}
 
 
 def test_what_other_servers_say_goes_to_all_clients_and_no_further(relay, broadcaster):

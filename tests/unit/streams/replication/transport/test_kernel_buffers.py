@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from streams.replication.transport import kernel_buffers
-from streams.replication.transport.kernel_buffers import kernel_bytes
+from streams.replication.transport.kernel_buffers import kernel_bytes, unsent_bytes
 
 
 @pytest.fixture
@@ -25,12 +25,13 @@ def test_bytes_that_nobody_reads_are_told_on_both_sides(pair):
     assert kernel_bytes(client.fileno()) == kernel_bytes(accepted.fileno()) == (0, 0)
     client.sendall(b"x" * 1_000)
     accepted.recv(1, socket.MSG_PEEK)
+    assert unsent_bytes(client.fileno()) == 0
     assert kernel_bytes(accepted.fileno()) == (0, 1_000)
     client.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
             client.send(b"x" * 65_536)
-    assert kernel_bytes(client.fileno())[0] > 0
+    assert kernel_bytes(client.fileno())[0] >= unsent_bytes(client.fileno()) > 0
 
 
 def test_a_socket_that_was_closed_is_empty(pair):
@@ -38,6 +39,7 @@ def test_a_socket_that_was_closed_is_empty(pair):
     number = client.fileno()
     client.close()
     assert kernel_bytes(number) == kernel_bytes(-1) == (0, 0)
+    assert unsent_bytes(number) == unsent_bytes(-1) == 0
 
 
 def test_other_systems_are_taken_for_empty(pair, monkeypatch):
