@@ -8,7 +8,7 @@ the text and has an index are shown at once, however old they are.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -144,7 +144,7 @@ def _equal(stream: Stream, text: str, upto: int) -> list[Fact]:
     return sorted(found.values(), key=_token, reverse=True)[:FACTS_PER_PAGE]
 
 
-def _facts(stream: Stream, tokens: Sequence[int]) -> list[Fact]:
+def _facts(stream: Stream, tokens: Collection[int]) -> list[Fact]:
     numbers = [token * stream.sign for token in tokens]
     found = [
         fact
