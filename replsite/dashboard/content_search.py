@@ -72,7 +72,7 @@ def search_content(cursor: Any, declaration: StreamDeclaration, text: str, upto:
     tokens: list[int] = []
     left, rows, end = upto, FIRST_ROWS, time.monotonic() + SEARCH_SECONDS
     while left > 0 and len(tokens) <= most and rows:
-        begun, some, floor = time.monotonic(), set[int](), 0
+        started, some, floor = time.monotonic(), set[int](), 0
         for _, sql in tables:  # each at most as far down as the one before
             cursor.execute(sql, values | {"after": max(floor - 1, 0), "upto": left, "rows": rows})
             found, lowest, number = cursor.fetchone()
@@ -83,7 +83,7 @@ def search_content(cursor: Any, declaration: StreamDeclaration, text: str, upto:
                 floor = max(floor, found[-1])
         tokens += sorted((token for token in some if token >= floor), reverse=True)
         left = max(floor - 1, 0)
-        rows = _next_rows(rows, time.monotonic() - begun, end - time.monotonic())
+        rows = _next_rows(rows, time.monotonic() - started, end - time.monotonic())
     if len(tokens) > most:
         return Part(tokens[:most], tokens[most - 1] - 1, is_full=True)
     return Part(tokens, left, is_full=False)
@@ -119,9 +119,9 @@ def trimmed_to(cursor: Any, declaration: StreamDeclaration) -> int:
     return int(cursor.fetchone()[0])
 
 
-def _next_rows(rows: int, took: float, left: float) -> int:
+def _next_rows(rows: int, lasted: float, left: float) -> int:
     """Returns how many rows the next statement may read in the time that is left. 0: so few that the page had better go on."""
-    possible = int(rows * left * 0.8 / max(took, 1e-6))
+    possible = int(rows * left * 0.8 / max(lasted, 1e-6))
     return min(rows * _GROWTH, possible) if possible >= FIRST_ROWS / 2 else 0
 
 

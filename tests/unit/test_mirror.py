@@ -11,6 +11,7 @@ OF_SEVERAL_MODULES = {
     "pipeline/operations/test_arguments_of_operations.py": "all operations",
     "pipeline/operations/test_words.py": "operations that delete",
     "replsite/live_rows/test_json.py": "rows of all tables as JSON",
+    "replsite/test_colours.py": "styles of the dashboard",
     "streams/replication/transport/test_admission.py": "who comes in: tcp_scope, tcp_places, tls",
     "streams/test_package.py": "streams without its app",
     "test_copied_commands.py": "commands that templates and status words offer, and manage.py",
