@@ -76,7 +76,7 @@ def import_pack(
 
     ``step`` is called with the name of each finished step. Tests use ``step`` to end the process after a step.
     """
-    # To look up all events takes a tenth of PostgreSQL's time. They are looked up if one of them is stored after all: a server
+    # To look up all events takes up to a tenth of PostgreSQL's time. They are looked up if one is stored after all: a server
     # has chosen its ID for an event of another room.
     try:
         _import(work, number, events, step, only_likely=True)
