@@ -189,9 +189,8 @@ def check_holds(
                 Warning(f"{weak.subject}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
                 for weak in losing(cursor)
             ]
-            of_database = [stream for stream in lookup.all_streams() if stream.database == alias]
             found += [
                 Warning(f"Stream {name!r}: {problem}.", hint=FIX, id="streams.W022")
-                for name, problem in loose_keys(cursor, of_database)
+                for name, problem in loose_keys(cursor, lookup.all_streams())
             ]
     return found
