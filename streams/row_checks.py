@@ -14,7 +14,6 @@ from django.db import connections, router
 from django.db.migrations import AddConstraint, AlterConstraint, CreateModel
 from django.db.migrations.loader import MigrationLoader
 
-from streams import registry
 from streams.core import lookup
 from streams.core.bound import BoundStream
 from streams.core.declaration import quoted
@@ -190,9 +189,8 @@ def check_holds(
                 Warning(f"{weak.subject}: {weak.problem}, in database {alias!r}.", hint=hint, id="streams.W021")
                 for weak in losing(cursor)
             ]
-            of_database = [stream for stream in registry.all_streams() if stream.database == alias]
             found += [
                 Warning(f"Stream {name!r}: {problem}.", hint=FIX, id="streams.W023")
-                for name, problem in loose_keys(cursor, of_database)
+                for name, problem in loose_keys(cursor, lookup.all_streams())
             ]
     return found
