@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 from django.db.models import Model
+from django.utils.module_loading import import_string
 
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
@@ -23,7 +25,7 @@ from streams.core.declaration import quoted
 from streams.core.names import check_name
 from streams.db import driver
 from streams.db.session_settings import RELIED_ON
-from streams.declared_settings import out_of_bounds
+from streams.declared_settings import declared, out_of_bounds
 from streams.facts import Fact, FactQuerySet, keys_that_cascade
 from streams.models import StreamPosition
 from streams.models.read_only import ReadOnlyQuerySet
@@ -38,6 +40,9 @@ from streams.stream_object import Stream
 _UNUSABLE = re.compile(r'[%"\0]')
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _CHECKOUT = Path(__file__).resolve().parent.parent
+_OURS = "REPLSITE_"
+#: Declarations of other apps, by name: a project may have these settings and not the app, as the embedded server's has.
+_OTHERS = ("replsite.site_settings.SiteSettings", "pipeline.pipeline_settings.PipelineSettings")
 
 
 @register(SITE_CHECKS)
@@ -215,6 +220,27 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
         for other in stream.sharing
         if stream.name < other.name and set(writers.get(stream.name, ["*"])) != set(writers.get(other.name, ["*"]))
     ]
+
+
+@register(SITE_CHECKS)
+def check_names_of_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Finds settings whose names begin as ours do, and that nothing reads."""
+    given = {name for name in dir(settings) if name.startswith(_OURS)}
+    known = _names_of(StreamSettings)
+    if given <= known:
+        return []
+    known = known.union(*(_names_of(import_string(kind)) for kind in _OTHERS))
+    found: list[CheckMessage] = []
+    for name in sorted(given - known):
+        near = get_close_matches(name.removeprefix(_OURS), [other.removeprefix(_OURS) for other in known], n=1)
+        hint = f"Did you mean {_OURS}{near[0]}? " if near else ""
+        text = f"The settings have {name}, which nothing reads."
+        found.append(Warning(text, hint=f"{hint}docs/reference/settings.md lists all.", id="streams.W024"))
+    return found
+
+
+def _names_of(kind: type) -> set[str]:
+    return {name for setting, _, how in declared(kind) for name in (setting, how.former) if name}
 
 
 @register(SITE_CHECKS)

@@ -101,6 +101,8 @@ def stream(  # noqa: PLR0913 - options of a declaration, all by keyword
 
     def declare(model: M) -> M:
         _check_model(model, name, version)
+        if not isinstance(trimmable, bool):  # "no" would count as true, and the facts would be trimmed
+            raise TypeError(f"{model.__name__}: trimmable={trimmable!r} of stream {name!r} must be True or False.")
         chosen = _travelling(model, fields)
         by_name = {field.name: field for field in model._meta.concrete_fields}
         for option, field_name in (("key", key), ("newest_per", newest_per)):

@@ -25,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import Error as DjangoError
 from django.db import InterfaceError as DjangoInterfaceError
 from django.db import OperationalError as DjangoOperationalError
+from django.db import ProgrammingError as DjangoProgrammingError
 from django.db import connections
 
 from streams.conf import stream_settings
@@ -62,6 +63,7 @@ __all__ = [
     "OperationalError",
     "Statement",
     "WrongEncoding",
+    "advising",
     "bound_times",
     "channel",
     "connection_lost",
@@ -189,6 +191,17 @@ def explain(error: BaseException) -> str:
             return f"The database cannot be used: {text}"  # it answers: a full disk, a lock that timed out
         return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASES (or DATABASE_URL)."
     return text
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """Adds the remedy to an error of Django's for a missing table, sequence or column: a note below its text."""
+    try:
+        yield
+    except DjangoProgrammingError as error:
+        if isinstance(error.__cause__, missing):
+            error.add_note(advice.about_missing_relation(str(error)))
+        raise
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -20,7 +20,7 @@ from streams import epochs
 from streams.core.queries import read_whole
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
-from streams.db import testcase
+from streams.db import driver, testcase
 from streams.db.readable import instances
 from streams.errors import BadLimit
 from streams.facts import all_rows
@@ -50,6 +50,7 @@ class Page:
     at_end: bool
 
 
+@driver.advising()
 def page_after(
     stream: BoundStream,
     after: Token | None,
@@ -84,6 +85,7 @@ def page_after(
         )
 
 
+@driver.advising()
 def page_before(
     stream: BoundStream, before: Token | None, limit: int, using: str, only: Mapping[str, Any] | None = None
 ) -> Page:
@@ -103,6 +105,7 @@ def page_before(
         return Page(_with_tokens(tokens, word), epochs.stamp(str(last), word), at_end=reached >= -1)
 
 
+@driver.advising()
 def end_token(stream: BoundStream, using: str) -> str:
     with connections[using].cursor() as cursor:
         return epochs.stamp(str(complete_position(cursor, stream, using)), epochs.stored_epoch(cursor))

@@ -71,6 +71,7 @@ def forget_given_out() -> None:
         _known.clear()
 
 
+@driver.advising()
 def _examine(stream: BoundStream, connection: BaseDatabaseWrapper) -> int:
     with connection.cursor() as cursor:
         found = read_sequences(cursor, [member.declaration for member in (stream, *stream.sharing)])[stream.name]

@@ -12,7 +12,13 @@ from django.test import override_settings
 from migrations import MIGRATION_MODULES
 from streams import registry
 from streams.catalog.declarations import CACHES
-from streams.checks import check_declarations, check_migration_modules, check_settings, check_wire_settings
+from streams.checks import (
+    check_declarations,
+    check_migration_modules,
+    check_names_of_settings,
+    check_settings,
+    check_wire_settings,
+)
 from streams.conf import StreamSettings, stream_settings
 from streams.core.declaration import Column, ColumnKind, FactTable
 
@@ -61,6 +67,21 @@ def test_writers_of_an_unknown_stream():
 def test_writers_that_are_no_lists_of_names(writers):
     with override_settings(REPLSITE_WRITERS=writers):
         assert ids(check_settings(None)) == ["streams.E016"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("REPLSITE_WRITTER", "Did you mean REPLSITE_WRITER?"),
+        ("REPLSITE_ARCHIVE_FOLDR", "Did you mean REPLSITE_ARCHIVE_FOLDER?"),
+        ("REPLSITE_DATADIR", "Did you mean REPLSITE_DATA_DIR?"),
+        ("REPLSITE_Q", "docs/reference/settings.md lists all."),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_named(name, meant):
+    with override_settings(**{name: 1}, REPLSITE_INSTANCE="the former name"):
+        [message] = check_names_of_settings(None)
+    assert message.id == "streams.W024" and name in message.msg and message.hint.startswith(meant)
 
 
 NUMBERS = [one.name for one in fields(StreamSettings) if type(one.default) in (int, float)] + ["censor_after_days"]

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection, transaction
 
 from streams import registry
@@ -291,6 +292,26 @@ def test_the_fix_of_a_trigger_that_is_gone_has_the_options_of_its_table(table: s
         assert [(one.stream, done) for one, done in repair_holds(cursor, other)] == [(found.stream, "mended")]
         assert triggers() == whole
         assert [one for one in inspect_holds(cursor, other) if one.loses] == []
+
+
+def test_check_streams_prints_a_statement_that_mends_several_triggers_once(capsys: pytest.CaptureFixture[str]):
+    """The statement is long, and a table has several triggers."""
+    with session() as cursor, session() as other:
+        cursor.execute(
+            "SELECT string_agg(format('DROP TRIGGER %I ON streams_cacheinvalidation', tgname), '; ') FROM pg_trigger "
+            "WHERE tgrelid = 'streams_cacheinvalidation'::regclass AND tgname ~ '^streams_(guard|refuse)'"
+        )
+        try:
+            cursor.execute(cursor.fetchone()[0])
+            weak = [one for one in inspect_holds(cursor, other) if one.loses]
+            with pytest.raises(CommandError, match="not in order; --repair mends them"):
+                call_command("check_streams")
+            said = capsys.readouterr().out
+        finally:
+            list(repair_holds(cursor, other))
+    assert len(weak) > 1 and len({one.fix for one in weak}) == 1, weak
+    assert all(one.problem in said for one in weak)
+    assert said.count(weak[0].statement) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -236,9 +236,9 @@ assert told("mailer") == appended()
 LOOSE = """
 from shop.handlers import execute
 from streams.errors import BadHandler
-execute("ALTER TABLE shop_order ALTER order_id TYPE char(9)")
-append(["a", "a "], range(3))
 try:
+    execute("ALTER TABLE shop_order ALTER order_id TYPE char(9)")
+    append(["a", "a "], range(3))
     Reader("mailer").catch_up()
 except BadHandler as error:
     assert "order_id, which has its keys, is of type bpchar" in str(error), error

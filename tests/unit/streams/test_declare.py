@@ -42,6 +42,7 @@ def concrete() -> type[Any]:
         pytest.param(lambda: stream(made()), r'write @stream\("orders"\)', id="no name"),
         pytest.param(lambda: stream("a b")(made()), "is no name of a stream", id="name"),
         pytest.param(lambda: stream("orders", version=0)(made()), "whole number from 1", id="version"),
+        pytest.param(lambda: stream("orders", trimmable="no")(made()), "must be True or False", id="trimmable"),  # type: ignore[arg-type]
         pytest.param(lambda: stream("orders")(made((models.Model,))), "made of streams.Fact", id="no fact"),
         pytest.param(lambda: stream("orders")(made(meta={"abstract": True})), "of its own table", id="abstract"),
         pytest.param(lambda: stream("orders")(made((concrete(),), {"proxy": True})), "of its own table", id="proxy"),
