@@ -6,7 +6,7 @@ Checks of the streams' rows and sequences are in ``streams.row_checks``.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -41,6 +41,8 @@ _UNUSABLE = re.compile(r'[%"\0]')
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _CHECKOUT = Path(__file__).resolve().parent.parent
 _OURS = "REPLSITE_"
+#: As documents called what a project's settings import and merge into MIGRATION_MODULES.
+_OF_PROJECTS = {"MIGRATIONS", "MIGRATION_MODULES"}
 #: Declarations of other apps, by name: a project may have these settings and not the app, as the embedded server's has.
 _OTHERS = ("replsite.site_settings.SiteSettings", "pipeline.pipeline_settings.PipelineSettings")
 
@@ -225,22 +227,26 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
 @register(SITE_CHECKS)
 def check_names_of_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Finds settings whose names begin as ours do, and that nothing reads."""
-    given = {name for name in dir(settings) if name.startswith(_OURS)}
+    given = _without_prefix(dir(settings)) - _OF_PROJECTS
     known = _names_of(StreamSettings)
     if given <= known:
         return []
     known = known.union(*(_names_of(import_string(kind)) for kind in _OTHERS))
     found: list[CheckMessage] = []
     for name in sorted(given - known):
-        near = get_close_matches(name.removeprefix(_OURS), [other.removeprefix(_OURS) for other in known], n=1)
+        near = get_close_matches(name, known, n=1)
         hint = f"Did you mean {_OURS}{near[0]}? " if near else ""
-        text = f"The settings have {name}, which nothing reads."
+        text = f"The settings have {_OURS}{name}, which nothing reads."
         found.append(Warning(text, hint=f"{hint}docs/reference/settings.md lists all.", id="streams.W024"))
     return found
 
 
 def _names_of(kind: type) -> set[str]:
-    return {name for setting, _, how in declared(kind) for name in (setting, how.former) if name}
+    return _without_prefix(name for setting, _, how in declared(kind) for name in (setting, how.former))
+
+
+def _without_prefix(names: Iterable[str]) -> set[str]:
+    return {name.removeprefix(_OURS) for name in names if name.startswith(_OURS)}
 
 
 @register(SITE_CHECKS)
