@@ -146,6 +146,31 @@ async def test_who_looks_already_does_not_wait_behind_a_crowd_of_made_up_cookies
     assert not places._viewers
 
 
+async def test_who_opens_a_live_page_does_not_wait_behind_a_crowd_of_made_up_cookies(monkeypatch):
+    """The page came, by the places of users, but each of its questions was refused for as long as the strangers stayed."""
+    monkeypatch.setattr("replsite.http.request_places.is_real", {"real": True}.get)
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        "replsite.http.request_places.SessionStore", lambda key: SimpleNamespace(load=lambda: loaded.append(key))
+    )
+    may_end = asyncio.Event()
+
+    async def questions(scope, receive, send) -> None:
+        if not (is_real := b"=real" in dict(scope["headers"])[b"cookie"]):
+            await may_end.wait()
+        await send({"type": "http.response.start", "status": 200 if is_real else 403, "headers": []})
+
+    for path in ("/admin/live/data/", "/admin/facts/events/"):
+        places, may_end = RequestPlaces(questions), asyncio.Event()
+        live = partial(ask, places, path=path)
+        crowd = [asyncio.ensure_future(live(cookie=b"sessionid=made%dup" % number)) for number in range(50)]
+        await wait_for(lambda pool=places._pool_for(path, "GET"): pool.at_work == 4)
+        assert await asyncio.wait_for(live(cookie=b"sessionid=real"), DEADLINE_SECONDS) == 200
+        may_end.set()
+        assert await asyncio.gather(*crowd) == [403] * 50
+    assert loaded == ["real"] * 2, "one that was deleted since keeps no place"
+
+
 @pytest.mark.parametrize("refused", [302, 404, 405, 503])
 async def test_who_looked_once_keeps_no_place_by_questions_that_look_for_no_session(refused):
     """At ``/nowhere/live/data/``, or by POST: nobody asks whether the session is still there."""
