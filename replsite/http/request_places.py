@@ -149,7 +149,9 @@ class RequestPlaces:
         if known is not None:
             viewer = hash(tuple(value for name, value in scope["headers"] if name in _CREDENTIALS))
             is_next = viewer in self._viewers and (pool is not self._pages or pool.is_full)
-            if not is_next and pool is not self._pages and pool.is_full:  # a page that opens, or after a restart of the server
+            if (
+                not is_next and pool is not self._pages and pool.is_full
+            ):  # a page that opens, or after a restart of the server
                 is_next = bool(session := self._session_of_user(scope["headers"]))
             pool, send = known if is_next else pool, self._remembering(viewer, send)
         elif pool is self._pages and pool.is_full and (session := self._session_of_user(scope["headers"])):
