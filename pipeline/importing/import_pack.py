@@ -130,7 +130,7 @@ def _store_progress(work: LoadWork, number: int, events: int) -> None:
 
 
 def _stage(cursor: Any, job: int, events: PackEvents, chosen: Chosen) -> None:
-    """Stages the new events of stored rooms, and puts those that contradict their room, or have another's ID, into the quarantine."""
+    """Stages the new events of stored rooms. Puts those into the quarantine that contradict their room or have another's ID."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
 

@@ -164,7 +164,8 @@ async def test_who_opens_a_live_page_does_not_wait_behind_a_crowd_of_made_up_coo
         places, may_end = RequestPlaces(questions), asyncio.Event()
         live = partial(ask, places, path=path)
         crowd = [asyncio.ensure_future(live(cookie=b"sessionid=made%dup" % number)) for number in range(50)]
-        await wait_for(lambda pool=places._pool_for(path, "GET"): pool.at_work == 4)
+        pool = places._pool_for(path, "GET")
+        await wait_for(lambda pool=pool: pool.at_work == 4)
         assert await asyncio.wait_for(live(cookie=b"sessionid=real"), DEADLINE_SECONDS) == 200
         may_end.set()
         assert await asyncio.gather(*crowd) == [403] * 50
