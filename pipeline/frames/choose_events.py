@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from events.errors import Reason
 from pipeline.frames.schemas import SET_ASIDE
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = [
     "NAMED",
     "ROOM_KNOWN",
     "VERSION_DIFFERS",
+    "WRONG_ID",
     "Chosen",
     "Mark",
     "choose_events",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 VERSION_DIFFERS, EVENT_KNOWN, ROOM_KNOWN = "room-version-differs", "event-known", "room-known"
+WRONG_ID = str(Reason.WRONG_EVENT_ID)
 MARKS = "room_id string, event_id string, mark string"
 """The columns of marks. ``event_id`` is null in a mark of a room."""
 KEYS_OF_COPIES = ("source", "line", "room_id", "event_id", "outlier", "content_hash_matches")
@@ -61,6 +64,8 @@ class Mark(StrEnum):
     """A better copy of the event is in another room."""
     STORED = "stored"
     """The event is stored."""
+    STORED_ELSEWHERE = "stored-elsewhere"
+    """Another room has an event with its ID, which is stored."""
     STORED_OUTLIER = "stored-outlier"
     """The event is stored as an outlier of the same room. The event of the pack is set aside only if it is an outlier, too."""
     ROOM_STORED = "room-stored"
@@ -136,8 +141,16 @@ class _Choice:
             if mark is None or (mark == Mark.STORED_OUTLIER and not outlier[row].as_py()):
                 continue
             self._is_chosen[row] = False
-            if mark != Mark.COPY:
+            if mark in (Mark.COPY, Mark.STORED_ELSEWHERE):
+                self._set_aside_wrong_id(row)
+            else:
                 self._aside.append((row, EVENT_KNOWN, f"event {event_id} is stored already"))
+
+    def _set_aside_wrong_id(self, row: int) -> None:
+        # It is no copy of the other event, so it would be lost without a word.
+        self._aside.append(
+            (row, WRONG_ID, f"another room has an event with the ID {self._keys['event_id'][row].as_py()}")
+        )
 
     def _leave_out_copies(self) -> None:
         """Leaves out all copies of an event except the best copy."""
@@ -148,7 +161,11 @@ class _Choice:
             return
         several = np.bincount(event[self._is_chosen], minlength=len(distinct))[event] > 1
         ranked = _best_first(self._keys, np.flatnonzero(several & self._is_chosen), event)
-        self._is_chosen[ranked[1:][event[ranked[1:]] == event[ranked[:-1]]]] = False
+        starts = np.flatnonzero(np.diff(event[ranked], prepend=-1))
+        best = np.repeat(ranked[starts], np.diff(starts, append=len(ranked)))
+        self._is_chosen[ranked[ranked != best]] = False
+        for row in ranked[self._room[ranked] != self._room[best]].tolist():
+            self._set_aside_wrong_id(row)
 
     def _leave_out_other_versions(self) -> None:
         """Leaves out events whose room version differs from the version of their room.

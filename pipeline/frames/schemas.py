@@ -179,13 +179,13 @@ SET_ASIDE = FrameSchema(
         **_PLACE,
         "room_id": _ROOM_ID,
         "event_id": _EVENT_ID,
-        "reason": _text("room-version-differs, event-known or room-known"),
+        "reason": _text("room-version-differs, wrong-event-id, event-known or room-known"),
         "detail": _text("what is wrong, in words"),
     },
     ("source", "line"),
 )
-"""Events that are set aside, for one of three reasons: the event contradicts the rest of its room, the event is stored
-already, or its room is."""
+"""Events that are set aside, for one of four reasons: the event contradicts the rest of its room, another room has an event
+with its ID, the event is stored already, or its room is."""
 
 
 def _of_rooms(*frames: FrameSchema) -> Mapping[str, FrameSchema]:

@@ -46,8 +46,9 @@ def stored_marks(cursor: Any, batches: Sequence[pa.RecordBatch], *, only_likely:
     if stored:
         likely = keys.filter(compute.is_in(keys["event_id"], value_set=pa.array(stored, pa.string())))
         for room_id, _, event_id in zip(*likely.to_pydict().values(), strict=True):
-            is_better = stored[event_id] == (room_id, True)
-            marks.append((room_id, event_id, Mark.STORED_OUTLIER if is_better else Mark.STORED))
+            of_room, is_outlier = stored[event_id]
+            mark = Mark.STORED_OUTLIER if is_outlier else Mark.STORED
+            marks.append((room_id, event_id, mark if of_room == room_id else Mark.STORED_ELSEWHERE))
     return marks_table(marks)
 
 

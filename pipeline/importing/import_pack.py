@@ -18,7 +18,7 @@ from psycopg2.errors import UniqueViolation
 
 from events.history.rows import EVENTS_PER_CHUNK
 from pipeline.frames.bundles import gathered
-from pipeline.frames.choose_events import ROOM_KNOWN, VERSION_DIFFERS, Chosen
+from pipeline.frames.choose_events import ROOM_KNOWN, VERSION_DIFFERS, WRONG_ID, Chosen
 from pipeline.frames.packs import PackEvents
 from pipeline.frames.room_events import BACKWARD, rooms_of
 from pipeline.frames.room_rows import room_rows
@@ -130,7 +130,7 @@ def _store_progress(work: LoadWork, number: int, events: int) -> None:
 
 
 def _stage(cursor: Any, job: int, events: PackEvents, chosen: Chosen) -> None:
-    """Stages the new events of stored rooms, and puts events of another version than their room into the quarantine."""
+    """Stages the new events of stored rooms. Puts those into the quarantine that contradict their room or have another's ID."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
 
@@ -138,7 +138,7 @@ def _stage(cursor: Any, job: int, events: PackEvents, chosen: Chosen) -> None:
     known = chosen.rows_aside[compute.equal(reasons, ROOM_KNOWN).to_numpy(zero_copy_only=False)]
     staged = (batch.select(_STAGED) for batch in events.rows(known))
     copy_batches(cursor, tables(job)["event"], staged)
-    differs = compute.equal(reasons, VERSION_DIFFERS)
+    differs = compute.is_in(reasons, pa.array([VERSION_DIFFERS, WRONG_ID]))
     details = chosen.set_aside.filter(differs)
     heads = _heads(events, chosen.rows_aside[differs.to_numpy(zero_copy_only=False)])
     if details.num_rows:

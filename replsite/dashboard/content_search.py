@@ -14,15 +14,19 @@ from typing import Any
 from uuid import UUID
 
 import orjson
+from django.db import OperationalError, transaction
 
 from streams.core.declaration import FactTable, StreamDeclaration, quoted
 from streams.core.queries import bounds_sql, order_sql, token_sql
+from streams.db import driver
 
 #: A search reads about so long, and an answer with it takes less than 300 ms.
 SEARCH_SECONDS = 0.2
 #: Rows of the first statement, and the most by which the next one is larger.
 FIRST_ROWS = 1_000
 _GROWTH = 4
+#: A statement that lasts longer is ended, and one for so few rows takes its place: a row may have a megabyte.
+_LONGEST_SECONDS, _FEW_ROWS = 0.5, 16
 #: So often a value may be in a column until it counts as common, and the index is not asked for it.
 _COMMON = 200
 _LONGEST_NUMBER = 18
@@ -72,21 +76,40 @@ def search_content(cursor: Any, declaration: StreamDeclaration, text: str, upto:
     tokens: list[int] = []
     left, rows, end = upto, FIRST_ROWS, time.monotonic() + SEARCH_SECONDS
     while left > 0 and len(tokens) <= most and rows:
-        started, some, floor = time.monotonic(), set[int](), 0
-        for _, sql in tables:  # each at most as far down as the one before
-            cursor.execute(sql, values | {"after": max(floor - 1, 0), "upto": left, "rows": rows})
-            found, lowest, number = cursor.fetchone()
-            some.update(found or ())
-            if number >= rows:
-                floor = max(floor, lowest)
-            if found and len(found) >= _MOST_ROWS:  # those below were cut off
-                floor = max(floor, found[-1])
-        tokens += sorted((token for token in some if token >= floor), reverse=True)
+        started = time.monotonic()
+        try:
+            some, floor = _read(cursor, tables, values, left, rows)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, driver.statement_cancelled) or rows <= _FEW_ROWS:
+                raise
+            rows = _FEW_ROWS
+            continue
+        tokens += sorted(some, reverse=True)
         left = max(floor - 1, 0)
         rows = _next_rows(rows, time.monotonic() - started, end - time.monotonic())
     if len(tokens) > most:
         return Part(tokens[:most], tokens[most - 1] - 1, is_full=True)
     return Part(tokens, left, is_full=False)
+
+
+def _read(
+    cursor: Any, tables: Sequence[tuple[FactTable, str]], values: dict[str, Any], upto: int, rows: int
+) -> tuple[set[int], int]:
+    """Reads so many rows of each table. Returns the tokens that fit, and the token down to which all tables were read, or 0."""
+    found_tokens, floor = set[int](), 0
+    with transaction.atomic(using=cursor.db.alias):
+        if rows > _FEW_ROWS:  # so few are read however long it takes, so that the search goes on
+            cursor.execute(f"SET LOCAL statement_timeout = {int(_LONGEST_SECONDS * 1000)}")
+        for _, sql in tables:  # each at most as far down as the one before
+            cursor.execute(sql, values | {"after": max(floor - 1, 0), "upto": upto, "rows": rows})
+            found, lowest, number = cursor.fetchone()
+            found_tokens.update(found or ())
+            if number >= rows:
+                floor = max(floor, lowest)
+            if found and len(found) >= _MOST_ROWS:  # those below were cut off
+                floor = max(floor, found[-1])
+        cursor.execute("SET LOCAL statement_timeout TO DEFAULT")
+    return {token for token in found_tokens if token >= floor}, floor
 
 
 def equal_tokens(cursor: Any, declaration: StreamDeclaration, text: str, upto: int) -> set[int]:

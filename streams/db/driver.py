@@ -95,6 +95,7 @@ __all__ = [
     "schema_mark",
     "send_together",
     "sqlstate",
+    "statement_cancelled",
     "still_works",
     "transaction_status",
     "trim_key",
@@ -126,6 +127,8 @@ missing = (errors.UndefinedTable, errors.UndefinedColumn)
 notify_queue_full = errors.ProgramLimitExceeded
 #: The error when a lock is not free within ``lock_timeout``. It is also one of ``connection_lost``.
 lock_timed_out = errors.LockNotAvailable
+#: The error when a statement is ended, by ``statement_timeout`` or by somebody. It is also one of ``connection_lost``.
+statement_cancelled = errors.QueryCanceled
 #: Values of ``transaction_status``: no transaction, and a transaction without an error.
 IDLE = 0
 OPEN = (1, 2)

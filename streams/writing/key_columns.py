@@ -19,7 +19,11 @@ SELECT given.stream, c.relname || '.' || a.attname,
        CASE WHEN o.oid IS NULL THEN 'type ' || t.typname ELSE 'collation ' || o.collname END
   FROM unnest(%s::text[], %s::text[], %s::text[]) AS given (stream, facts, field)
   JOIN pg_class c ON c.oid = to_regclass(given.facts) JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = given.field
-  JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation o ON o.oid = a.attcollation AND NOT o.collisdeterministic
+  CROSS JOIN LATERAL (
+    WITH RECURSIVE types (id) AS (
+        SELECT a.atttypid UNION SELECT d.typbasetype FROM types JOIN pg_type d ON d.oid = types.id WHERE d.typtype = 'd')
+    SELECT b.typname FROM types JOIN pg_type b ON b.oid = types.id WHERE b.typtype <> 'd') AS t -- below its domains
+  LEFT JOIN pg_collation o ON o.oid = a.attcollation AND NOT o.collisdeterministic
  WHERE o.oid IS NOT NULL OR t.typname IN ('citext', 'bpchar') ORDER BY 1, 2
 """
 FIX = 'Give it type text and a deterministic collation: ALTER TABLE … ALTER … TYPE text COLLATE "default" (and db_collation).'

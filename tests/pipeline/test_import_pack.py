@@ -118,6 +118,9 @@ def test_an_event_whose_id_a_server_chose_for_another_room_is_known(job):
     load(job)
     assert {row[0] for row in content()["json"]} == loaded - {taken.event_id}
     assert Event.objects.get(pk=taken.pk).room_id == "!named:a.test"
+    assert staged(job, "SELECT reason, detail FROM {broken}") == [
+        ("wrong-event-id", f"another room has an event with the ID {taken.event_id}")
+    ]
     assert asked(packs_done, job) == [PACK]
 
 

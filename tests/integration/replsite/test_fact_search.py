@@ -177,6 +177,18 @@ def test_a_search_for_content_goes_on_while_there_is_time_and_ends_with_a_page(f
     )
 
 
+def test_large_rows_are_read_a_few_at_a_time(facts, searched, shown, monkeypatch):
+    """A thousand rows of 750 kB took 15 seconds, and a place of the pages for so long."""
+    monkeypatch.setattr(content_search, "_FEW_ROWS", 2)
+    monkeypatch.setattr(content_search, "_LONGEST_SECONDS", 0.05)
+    monkeypatch.setattr(content_search, "SEARCH_SECONDS", 3_600.0)
+    wait_for_linear(stream().append(*(fact("x" * 3_000_000) for _ in range(12)))[-1])
+    with CaptureQueriesContext(connection) as queries:
+        assert searched(text="alphabet")[0] == [facts[2]]
+    read = [one for one in queries.captured_queries if "strpos(" in one["sql"]]
+    assert len(read) > 2 and "ROWS WITH TIES" in read[0]["sql"], "the first one was ended"
+
+
 @pytest.mark.parametrize(
     ("rows", "took", "left", "following"),
     [

@@ -252,6 +252,7 @@ def test_one_writer_wins_whatever_eight_processes_do(shop: Shop) -> None:
     [
         ('text COLLATE "keys".loose', "shop_entry.account, which has its keys, is of collation loose"),
         ("char(9)", "shop_entry.account, which has its keys, is of type bpchar"),
+        ("keys.code", "shop_entry.account, which has its keys, is of type bpchar"),
     ],
 )
 def test_a_key_in_whose_column_other_values_are_equal_is_found(shop: Shop, change: str, words: str) -> None:
@@ -260,6 +261,7 @@ def test_a_key_in_whose_column_other_values_are_equal_is_found(shop: Shop, chang
     assert "streams.W023" not in shop.run(*check)
     with connection.cursor() as cursor:
         cursor.execute("CREATE COLLATION keys.loose (locale = 'C')")
+        cursor.execute("CREATE DOMAIN keys.short AS char(9); CREATE DOMAIN keys.code AS keys.short")
         cursor.execute(f"ALTER TABLE keys.shop_entry ALTER account TYPE {change}")
         # PostgreSQL may be built without ICU here, the only provider that has them.
         cursor.execute("UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'loose'")

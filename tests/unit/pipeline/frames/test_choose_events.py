@@ -109,7 +109,11 @@ def test_the_best_copy_of_an_event_counts_in_its_room_alone() -> None:
     keys = pa.Table.from_batches([batch.select(list(KEYS_OF_COPIES))])
     marks = [tuple(row.values()) for row in copies_elsewhere(keys).to_pylist()]
     assert sorted(marks) == [("!a", "$1", "copy"), ("!b", "$2", "copy"), ("!c", "$1", "copy")]
-    assert sorted(choose_events([batch], copies_elsewhere(keys)).order.tolist()) == [1, 4, 6, 8]
+    for given in (copies_elsewhere(keys), marks_table(())):  # of several packs, or of one
+        chosen = choose_events([batch], given)
+        assert sorted(chosen.order.tolist()) == [1, 4, 6, 8]
+        aside = [tuple(row.values())[2:5] for row in chosen.set_aside.to_pylist()]
+        assert sorted(aside) == [(room, event, "wrong-event-id") for room, event, _ in sorted(marks)]
     assert copies_elsewhere(keys.slice(0, 0)).num_rows == 0
 
 
@@ -140,6 +144,7 @@ def test_what_is_stored_is_left_out_but_for_an_outlier_that_comes_with_its_place
                    ("!other", "$here", {}), ("!other", "$far", {}), ("!other", "$new", {}))  # fmt: skip
     chosen = choose_events([batch], stored_marks(_Cursor([("!r",)], stored), [batch]))
     aside = {(row["room_id"], row["event_id"]): row["reason"] for row in chosen.set_aside.to_pylist()}
-    known = [("!r", "$here"), ("!r", "$still"), ("!other", "$here"), ("!other", "$far")]
-    assert aside == dict.fromkeys(known, "event-known") | {("!r", "$outlier"): "room-known"}
+    known = dict.fromkeys([("!r", "$here"), ("!r", "$still")], "event-known")
+    elsewhere = dict.fromkeys([("!other", "$here"), ("!other", "$far")], "wrong-event-id")
+    assert aside == known | elsewhere | {("!r", "$outlier"): "room-known"}
     assert ordered(batch, chosen) == ["$new"]

@@ -147,6 +147,7 @@ def test_marks_leave_events_and_rooms_out(in_order):
     assert events == [three, four, *rest, *(row for row in others if row["room_id"] != known)]
     reasons = {(row["event_id"], row["line"]): row["reason"] for row in aside}
     expected = {(row["event_id"], row["line"]): "event-known" for row in (one, outlier)}
+    expected[two["event_id"], two["line"]] = "wrong-event-id"
     assert reasons == expected | {
         (row["event_id"], row["line"]): "room-known" for row in others if row["room_id"] == known
     }
