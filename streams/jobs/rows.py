@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any
 
@@ -69,11 +69,15 @@ class JobLock:
 
 @contextmanager
 def hold_lock(using: str) -> Iterator[JobLock]:
-    """Opens a connection for the locks of jobs. Closes the connection at the end of the block, which releases the locks."""
+    """Opens a connection for the locks of jobs. Releases the locks and closes the connection at the end of the block."""
     connection = direct_connection(using, application_name="replsite job")
     try:
         yield JobLock(connection)
     finally:
+        # The server ends a session some time after its connection was closed. Until then a job that failed could not be resumed:
+        # its lock would not be free, and a new job would begin.
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_unlock_all()")
         connection.close()
 
 

@@ -129,6 +129,15 @@ def test_arguments_that_no_row_can_hold_are_unusable(kind, word):
     assert not Job.objects.exists()
 
 
+def test_the_lock_of_a_run_that_ended_is_free_at_once():
+    """The session of the run ends later. Somebody who resumed its job meanwhile began a new one."""
+    with hold_lock("default") as next_run:
+        for job in range(20):
+            with hold_lock("default") as lock:
+                assert lock.acquire(job)
+            assert next_run.acquire(job)
+
+
 def test_a_job_whose_leftovers_are_being_removed_is_not_resumed_meanwhile():
     ended = Job.objects.create(kind="walk", state=JobState.FAILED, arguments={})
     with hold_lock("default") as removing, hold_lock("default") as resuming:
